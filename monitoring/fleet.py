@@ -39,7 +39,7 @@ FLEET = Board(
     (Variable("namespace", "concertina_trainingjob_info", several=True),),
     (
         Section(
-            "Now",
+            "Overview",
             (
                 Panel(
                     "Goodput of all jobs",
@@ -62,14 +62,14 @@ FLEET = Board(
                     width=6,
                 ),
                 Panel(
-                    "Cost so far",
+                    "Total cost",
                     "Cost of jobs with spec.price.",
                     (Query(_sum(_job("cost", "currency"), "currency"), "{{currency}}"),),
                     kind=Kind.STAT,
                     width=6,
                 ),
                 Panel(
-                    "Jobs that need a person",
+                    "Jobs that need your action",
                     "Jobs that have failed or need a person, by the reason of the condition Stalled or Degraded.",
                     (Query(f"{_sum(_job('stalled', 'reason'), 'reason')} or vector(0)", "{{reason}}"),),
                     kind=Kind.STAT,
@@ -151,7 +151,7 @@ FLEET = Board(
                     kind=Kind.STACKED,
                 ),
                 Panel(
-                    "Who waits",
+                    "Waiting jobs",
                     "Wanted replicas that don't train, of jobs that are running.",
                     (
                         Query(

@@ -38,7 +38,7 @@ def _stat(title: str, name: str, description: str, unit: Unit = Unit.NUMBER) -> 
 
 
 NOW = Section(
-    "Now",
+    "Overview",
     (
         Panel(
             "Status",
@@ -58,7 +58,7 @@ NOW = Section(
         _stat("MFU", "mfu_ratio", "Part of the devices' peak arithmetic.", Unit.RATIO),
         _stat("Last reported step", "progress_age_seconds", "Since then.", Unit.SECONDS),
         Panel(
-            "What to look at",
+            "Possible problems",
             "Alerts of this job. Each one links its runbook.",
             (Query(f'ALERTS{{alertname=~"Concertina.*", {CHOSEN}}}', "is"),),
             kind=Kind.TABLE,
@@ -129,7 +129,7 @@ TIMES = Section(
             Unit.SECONDS,
         ),
         Panel(
-            "Slowest rank beside the others",
+            "Slowest rank relative to the others",
             "Seconds per second in which ranks don't wait for others. A large distance means a straggler.",
             (Query(rate("concertina_training_busy_seconds_total", "of"), "{{of}}"),),
             Unit.SECONDS,
@@ -144,7 +144,7 @@ TIMES = Section(
             Unit.SECONDS,
         ),
         Panel(
-            "Time since its creation",
+            "Age of the job",
             "Whole time by class.",
             (Query(of_jobs(TIME, "class", where=CHOSEN), "{{class}}"),),
             Unit.SECONDS,
@@ -231,7 +231,7 @@ SAVED = Section(
             Unit.BYTES_PER_SECOND,
         ),
         Panel(
-            "Shipping",
+            "Uploads",
             "Shards per second, requests that storage refused, and seconds per second of uploads.",
             (
                 Query(rate("concertina_checkpoint_shards_shipped_total"), "shards"),
@@ -251,7 +251,7 @@ SAVED = Section(
             (Query(_job("tracker_unreachable"), "unreachable"),),
         ),
         Panel(
-            "Money",
+            "Cost",
             "Cost by spec.price: so far, and for a million tokens.",
             (
                 Query(_job("cost", "currency"), "{{currency}} so far"),

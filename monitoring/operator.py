@@ -34,7 +34,7 @@ OPERATOR = Board(
     (),
     (
         Section(
-            "Passes over jobs",
+            "Passes",
             (
                 Panel(
                     "Operators, and the active one",
@@ -55,13 +55,13 @@ OPERATOR = Board(
                     Kind.STACKED,
                 ),
                 Panel(
-                    "Time of a pass",
+                    "Duration of a pass",
                     "",
                     _quantiles("controller_runtime_reconcile_time_seconds", where=PASSES),
                     Unit.SECONDS,
                 ),
                 Panel(
-                    "Wait for a pass",
+                    "Wait before a pass",
                     "",
                     _quantiles("workqueue_queue_duration_seconds", where=PASSES),
                     Unit.SECONDS,
@@ -82,7 +82,7 @@ OPERATOR = Board(
                     ),
                 ),
                 Panel(
-                    "Passes that take long",
+                    "Long passes",
                     "Seconds of all passes in progress, and of the longest one.",
                     (
                         Query(_max("workqueue_unfinished_work_seconds", where=PASSES), "all"),
@@ -103,7 +103,7 @@ OPERATOR = Board(
             ),
         ),
         Section(
-            "The API server",
+            "API server",
             (
                 Panel(
                     "Requests",
@@ -113,14 +113,14 @@ OPERATOR = Board(
                     Kind.STACKED,
                 ),
                 Panel(
-                    "Answers",
+                    "Responses",
                     "Answers by code. <error> means that there was no answer.",
                     (Query(_rate("rest_client_requests_total", "code"), "{{code}}"),),
                     Unit.PER_SECOND,
                     Kind.STACKED,
                 ),
                 Panel(
-                    "Time of a request",
+                    "Duration of a request",
                     "Time from the first attempt to the end, without watches.",
                     _quantiles("rest_client_request_duration_seconds", "verb"),
                     Unit.SECONDS,
@@ -149,7 +149,7 @@ OPERATOR = Board(
                     kind=Kind.STACKED,
                 ),
                 Panel(
-                    "Ends of streams",
+                    "Ended streams",
                     "By how.",
                     (Query(_rate("concertina_agent_stream_ends_total", "reason"), "{{reason}}"),),
                     Unit.PER_SECOND,
@@ -186,7 +186,7 @@ OPERATOR = Board(
             ),
         ),
         Section(
-            "The process",
+            "Process",
             (
                 Panel(
                     "Operator's CPU",
@@ -208,13 +208,13 @@ OPERATOR = Board(
                     ),
                 ),
                 Panel(
-                    "Stood still",
+                    "Time without CPU",
                     "Seconds per second in which the process was stopped or had no processor time.",
                     (Query(_rate("concertina_event_loop_stall_seconds_total"), "seconds"),),
                     Unit.SECONDS,
                 ),
                 Panel(
-                    "Parts that ended unexpectedly",
+                    "Components that ended unexpectedly",
                     "Parts of the operator that an unexpected error ended. The log line `part ended` has the error.",
                     (Query(_rate("concertina_background_task_restarts_total", "part"), "{{part}}"),),
                     Unit.PER_SECOND,

@@ -1,6 +1,6 @@
 """Limit on the number of operations at a time, shared fairly: many requests of one caller do not delay other callers.
 
-Each request belongs to a lane, and the lanes get slots in turn.
+Each caller (a key) belongs to a group of callers (a lane), and the lanes get slots in turn.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 
 class _Lane:
-    """Keys of one lane that wait for slots.
+    """Callers (keys) of one group of callers (the lane) that wait for slots.
 
     The first key gets up to `a_turn` slots. Then it is the turn of the next key.
     """
@@ -38,9 +38,9 @@ class _Lane:
 class FairLimiter:
     """Limiter that grants at most `slots` slots at a time.
 
-    When requests have to wait, the lanes get one slot each in turn. Within a lane, the keys get up to `a_turn` slots
-    each in turn, regardless of the number of their requests. A caller with many requests therefore delays only its own
-    requests.
+    A key stands for a caller, and a lane for a group of callers. When requests have to wait, the lanes get one slot
+    each in turn. Within a lane, the keys get up to `a_turn` slots each in turn, regardless of the number of their
+    requests. A caller with many requests therefore delays only its own requests.
     """
 
     def __init__(self, slots: int, a_turn: int = 1) -> None:

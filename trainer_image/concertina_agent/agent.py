@@ -148,7 +148,7 @@ class Agent:
     def emit(self, event: e.Event) -> None:
         """Pass an event to the state machine, and carry out the effects.
 
-        If an event is emitted while effects are carried out, it is handled after them.
+        An event that an effect emits is handled after all effects of the present event.
         """
         self._events.append(event)
         if self._busy:
@@ -198,6 +198,6 @@ class Agent:
             self._exit.set_result(effect.code)
 
     def _fail(self, error: BaseException) -> None:
-        """Exit because of an unexpected error, which is written to the log. The pod is then replaced."""
+        """Write an unexpected error to the log, and end the agent. The operator then replaces the pod."""
         if not self._exit.done():
             self._exit.set_exception(error)

@@ -82,7 +82,7 @@ class AgentSettings:
     def even(self) -> bool:
         """True if the state is divided into equally large parts, in the order of the ranks.
 
-        That is so with FSDP alone.
+        This is known only for the bundled trainer without tensor, pipeline or other parallelism than FSDP.
         """
         return self.bundled and "CONCERTINA_PARALLELISM" not in self.environment
 
@@ -188,9 +188,9 @@ STORAGE_API = "storage"
 
 
 def _with_script_api(environment: dict[str, str], command: tuple[str, ...]) -> dict[str, str]:
-    """Return the environment variables with the package `trainingjob` in PYTHONPATH.
+    """Return the environment variables with the folder of the package `trainingjob` in PYTHONPATH.
 
-    Its folder is the last one in PYTHONPATH, so that it shadows no other package.
+    The folder is the last one in PYTHONPATH, so that `trainingjob` shadows no other package.
     """
     if not command:
         return environment
@@ -204,7 +204,10 @@ HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "workers", "hook
 
 
 def _with_hook(environment: dict[str, str], is_needed: bool) -> dict[str, str]:
-    """Return the environment with the folder of the hook at the beginning of PYTHONPATH, if the hook is needed."""
+    """Return the environment with the folder of `hook/sitecustomize.py` at the beginning of PYTHONPATH, if `is_needed`.
+
+    Python then imports the hook in each worker of a user's own command.
+    """
     if not is_needed:
         return environment
     return {**environment, "PYTHONPATH": os.pathsep.join((HOOK, environment["PYTHONPATH"]))}

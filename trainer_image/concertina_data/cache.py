@@ -2,12 +2,13 @@
 
 Each time a worker opens a file, it compares the contents with the file's checksum.
 
-If the store is slow or unreachable, the worker repeats the request until a deadline. Between two attempts it releases
-its lock, so that other workers can try. They may belong to another job, whose store answers.
+If the store is slow or unreachable, the worker repeats the request until a deadline. Between two attempts, the worker
+releases its lock on the file, so that other workers can try. A worker of another job may have access to a store that
+answers.
 
 If a file is missing, incomplete or wrong, the worker requests the file twice more within seconds, and then raises an
-error. A refusal by the store is handled in the same way, with one exception: if the store has answered this run before,
-the worker keeps trying until the deadline, because its token may have expired.
+error. The worker does the same if the store refuses the request, with one exception: if the store has answered this run
+before, the worker keeps trying until the deadline, because its token may have expired.
 """
 
 from __future__ import annotations
@@ -199,7 +200,7 @@ class Stored:
         return content
 
     def _patiently(self, ask: Callable[[], T], on_wait: OnWait = lambda reason, seconds: None) -> T:
-        """Return the result of `ask`, a request to the store. It is repeated as long as the store does not answer.
+        """Return the result of `ask`, a request to the store. Repeat the request as long as the store does not answer.
 
         Raises:
             InvalidInput: When the store refuses, and has not answered any request before.

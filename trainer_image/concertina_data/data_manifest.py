@@ -201,9 +201,9 @@ def short_digest(content: bytes) -> str:
 
 
 def digest_of(mode: str, digests: Sequence[str], weights: Sequence[int]) -> str:
-    """Return a digest that identifies a mixture of data sets and the way in which sequences are made of them.
+    """Return a digest that identifies a mixture of data sets and the way in which their documents become sequences.
 
-    `digests` are those of the data sets' manifests.
+    `digests` has the digest of each data set's manifest.
     """
     if len(digests) == 1 and mode == "joined":
         return digests[0]

@@ -1,7 +1,4 @@
-"""Opening of a data set: its folder or store, its manifest, and its shards.
-
-Shards are opened before they are needed.
-"""
+"""Opening of a data set: its folder or store, its manifest, and its shards, which are opened before they are needed."""
 
 from __future__ import annotations
 

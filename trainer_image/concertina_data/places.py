@@ -1,4 +1,4 @@
-"""Data sets by URI: in a folder of this machine, or in a store with copies in a folder of bounded size."""
+"""Data sets by URI: in a folder of this machine, or in a store. Files of a store are copied to a cache folder."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ The name in the client certificate decides which requests are allowed:
 `concertina_agent.core.states` defines the states of an agent. An agent goes from idle to prepared (by Prepare), to
 running (by Assign), and then to drained, succeeded or failed. From any state, only a Prepare of a higher round leads
 back to prepared. Each start of an agent has a new instance id. The agent stores the highest (round, claim) that it has
-seen in its volume, and reads it after a restart.
+seen in its volume, and reads it after a restart. A claim is the operator's decision to begin a round.
 
 The agent enforces these rules, and the simulation tests them:
 - A Prepare or Assign is refused if the agent has seen a higher round, or the same round with another claim.
@@ -227,7 +227,7 @@ def decode(line: bytes, cut: Callable[[Any], Any] = lambda body: body) -> Messag
 
     Args:
         line: Line to decode.
-        cut: Function that reduces the parsed body before its values are converted.
+        cut: Function that shortens long lists in the parsed JSON of the body, before values are converted.
 
     Raises:
         ProtocolError: If the line is not a valid message. The error's text is a sentence.

@@ -156,7 +156,7 @@ class Connection:
 
     @property
     def over(self) -> bool:
-        """True if this side or the other one has closed the connection."""
+        """True if this end or the other end has closed the connection."""
         return self.reader.at_eof() or self.writer.is_closing()
 
     def close(self) -> None:

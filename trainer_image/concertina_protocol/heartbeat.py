@@ -53,7 +53,7 @@ class WorkerPhase(OpenEnum):
 
 
 class HeartbeatWriter:
-    """Writer of a worker's heartbeat. If there is no path or the file cannot be opened, it does nothing."""
+    """Writer of a worker's heartbeat. Without a path, or if the file cannot be opened, the writer does nothing."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._file: Optional[int] = None

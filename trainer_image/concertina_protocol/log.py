@@ -69,7 +69,7 @@ def serve(uid: str, job: str) -> None:
 def reached(round: int, step: int) -> None:
     """Record the present round and step, so that later log lines about this round contain the step.
 
-    This is called after each step. If a line names no round, it is taken to be about the present one.
+    Call this function after each step. A log line that names no round counts as a line about the present round.
     """
     if _served is not None:
         _served.round, _served.step = round, step

@@ -52,7 +52,7 @@ async def within(seconds: Optional[float], work: Awaitable[T]) -> T:
 async def together(*works: Awaitable[T]) -> list[T]:
     """Return the results of all `works`, in order.
 
-    If one of them fails, the others are cancelled. When they have ended, the error is raised.
+    If one of the works fails, all others are cancelled. When they have ended, the error is raised.
     """
     running = [asyncio.ensure_future(work) for work in works]
     try:

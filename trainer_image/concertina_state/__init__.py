@@ -1,9 +1,9 @@
-"""State of a training job: saved as boxes (rectangular parts) of global tensors, and restored in any world size.
+"""State of a training job: saved as boxes (rectangular parts) of global tensors, and restored by any number of ranks.
 
-A state is kept in node memory, on peers and in durable storage. The bundled trainer saves its state through this
-package. Training scripts in users' own images use it through `trainingjob.State`. The package requires Python 3.9 or
-later and `concertina_protocol`. Durable storage requires obstore. `state_index` and `tensors` require torch; `buffers`
-does the work of both for plain memory.
+A state is kept in node memory, with a copy on another node, and in durable storage. The bundled trainer saves its state
+through this package. Training scripts in users' own images use it through `trainingjob.State`. The package requires
+Python 3.9 or later and `concertina_protocol`. Durable storage requires obstore. `state_index` and `tensors` require
+torch; `buffers` does the work of both for plain memory.
 
 Modules that save, in order of use:
 - `placement` computes which box of each tensor a rank has. `holdings` divides boxes that several ranks have among these

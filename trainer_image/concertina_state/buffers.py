@@ -113,19 +113,26 @@ class BufferCatalogue(LocalState[Buffer]):
 
     @property
     def alone(self) -> bool:
-        """True if this rank reads only the parts of arrays that it also saves (see `LocalState.alone`)."""
+        """True if this rank reads exactly the parts of arrays that it also saves.
+
+        If the number of ranks has not changed, the rank then needs only its own shard (see `LocalState.alone`).
+        """
         return all(len(local_array.copies.ranks) == 1 for local_array in self.held)
 
     def wanted(self) -> dict[str, tuple[Chunk, Buffer]]:
         """Return, for each array name, the box to read in a restore and the array to read it into.
 
-        The box is always the whole box that this rank has (see `LocalState.wanted`).
+        A box is a rectangular part of a global array. Here it is always the whole box that this rank has (see
+        `LocalState.wanted`).
         """
         whole = (local_array.part(0, local_array.box.shape[0] if local_array.whole else 1) for local_array in self.held)
         return {chunk.name: (chunk, buffer) for chunk, buffer in whole}
 
     def still(self, arrays: Mapping[str, Buffer | ArrayShard]) -> bool:
-        """Return whether `arrays` are the same array objects that this catalogue was made from."""
+        """Return whether `arrays` are the same array objects that this catalogue was made from.
+
+        If so, the next snapshot can use this catalogue again.
+        """
         return arrays.keys() == self._addresses.keys() and all(
             _buffer(array).address == self._addresses[name] for name, array in arrays.items()
         )
@@ -174,7 +181,7 @@ def _place_for(item: ReadItem, buffer: Buffer) -> Place:
 def stretches(box: Box, source: Box, target: Box, width: int) -> Iterator[tuple[int, int, int]]:
     """Yield the contiguous stretches of the elements of `box`, a region that two arrays both contain.
 
-    A stretch is contiguous in both arrays, so it can be copied from one to the other in one piece.
+    The elements of a stretch are contiguous in both arrays, so they can be copied in one piece.
 
     Args:
         box: Elements that are in both arrays.
@@ -195,7 +202,10 @@ def stretches(box: Box, source: Box, target: Box, width: int) -> Iterator[tuple[
 
 
 def _begin(coordinate: Sequence[int], outer: Box) -> int:
-    """Return the index in an array of the element at a global coordinate. `outer` is the box that the array has."""
+    """Return the index in an array of the element at a global coordinate.
+
+    `outer` is the part (box) of the global tensor that the array contains.
+    """
     index = 0
     for position, offset, length in zip(coordinate, outer.offsets, outer.shape):
         index = index * length + position - offset

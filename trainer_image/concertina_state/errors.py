@@ -13,7 +13,7 @@ class InvalidInput(Exception):
 
 
 class DataChanged(InvalidInput):
-    """Error that the training data differ from those that the saved state was trained on.
+    """Error that the training data have changed since the saved state was trained.
 
     The sequence at a position in the data is now a different one.
     """

@@ -82,7 +82,9 @@ def spare(folder: Path, size: int) -> Spare | None:
 
 
 def map_new(path: Path, size: int, spare: Spare | None = None) -> mmap.mmap:
-    """Map a new file at `path`, replacing any file there: `spare`, or a file that is allocated now.
+    """Map a new file at `path`, and replace any file there.
+
+    The new file is `spare`, whose space was allocated earlier, or a file that is allocated now.
 
     Raises:
         InvalidInput: When the volume is too small.

@@ -1,4 +1,7 @@
-"""Reading of a saved state by a read plan: bytes of shard files go into arrays of any library. No torch."""
+"""Reading of a saved state by a read plan: bytes of shard files go into arrays of any library.
+
+The module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class ShardReader(Protocol):
     def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
         """Fill each memoryview with bytes of the file, beginning at the memoryview's offset.
 
-        Several threads may call this.
+        Several threads may call this method at the same time.
         """
         ...
 
@@ -43,7 +46,8 @@ If the memory is that of the array itself, there is nothing to copy, and the fun
 def execute(plan: ReadPlan, shards: Mapping[int, ShardReader], place_for: Callable[[ReadItem], Place]) -> None:
     """Read all items of the plan from `shards` into the memory that `place_for` returns for each item.
 
-    At any time, at most one batch per thread is in memory.
+    Items of a shard are read in batches, several at once in threads. At any time, at most one batch per thread is in
+    memory.
     """
     batches = [
         (shards[number], batch) for number in plan.shards for batch in plan.batches(number, shards[number].batch_bytes)

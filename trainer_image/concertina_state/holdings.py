@@ -1,10 +1,10 @@
-"""Arrays of a state that one rank has, as boxes (rectangular parts) of global arrays. Any library, no torch.
+"""Arrays of a state that one rank has, as boxes (rectangular parts) of global arrays, for arrays of any library.
 
 For each array, this module describes three things: the array's box in the global array, the part that this rank saves,
 and the part that this rank reads in a restore.
 
-If several ranks have the same array, it is saved once: each of these ranks saves a part of the array. Examples are the
-weights with DDP, and a dimension of a mesh that replicates tensors.
+If several ranks have the same array, each of these ranks saves a different part, so that the array is saved only once.
+Examples are the weights with DDP, and a dimension of a mesh that replicates tensors. The module does not import torch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ A = TypeVar("A", bound=Rows)
 
 @dataclasses.dataclass(frozen=True)
 class Copies:
-    """Set of ranks that have identical parts of some arrays. Each of these ranks has to save only a share of them."""
+    """Set of ranks that have identical parts of some arrays.
+
+    The parts have to be saved only once, so each of these ranks saves a share of them.
+    """
 
     ranks: tuple[int, ...]
     """Ranks in the order in which parts are assigned to them."""
@@ -97,9 +100,9 @@ class RemoteArray:
 
 
 def held_part(name: str, part: ArrayShard, local: A, shape: Sequence[int], dtype: str) -> LocalArray[A]:
-    """Return the LocalArray for an ArrayShard.
+    """Return the LocalArray for an ArrayShard, which declares the part (box) of an array that this rank has.
 
-    `shape` and `dtype` are those of `local`, the array that this rank has.
+    `shape` and `dtype` are those of `local`, which contains the elements of the box.
 
     Raises:
         InvalidInput: When the box is not within the global array.
@@ -153,8 +156,8 @@ class LocalState(Generic[A]):
     def alone(self) -> bool:
         """True if this rank reads from a saved state exactly the parts that it would save.
 
-        If so, and if the world has the same size as when the state was saved, this rank needs only the shard of its own
-        number.
+        If the number of ranks is still the same as when the state was saved, such a rank needs only the shard that has
+        this rank's number.
         """
         return True
 

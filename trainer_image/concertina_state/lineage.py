@@ -1,8 +1,8 @@
 """Origin of a state, and lineage of a checkpoint: the rounds, data and settings that led to it.
 
-An `Origin` is saved with the state, in memory, on peers and in storage. So it lists exactly the rounds that led to this
-state, even if other states were lost or undone meanwhile (decision "A state carries its own history"). A `Lineage` is
-stored in a checkpoint's manifest. It has the origin, the job's spec and the parent checkpoint.
+An `Origin` is saved with each copy of the state, in memory and in storage. So it lists exactly the rounds that led to
+this state, even if other states were lost or undone meanwhile (decision "A state carries its own history"). A `Lineage`
+is stored in a checkpoint's manifest. It has the origin, the job's spec and the parent checkpoint.
 
 This module imports only `concertina_protocol` and the standard library.
 """
@@ -35,7 +35,8 @@ MOST_SCRIPT = 16 << 20
 class TrainedRound:
     """Steps that one round trained, as a part of a state's history.
 
-    The steps begin after `step`, and end where the next round begins.
+    A round is a period in which a fixed set of replicas trains. Its steps begin after `step`, and end where the next
+    round begins.
     """
 
     round: int
@@ -175,7 +176,10 @@ def canonical_digest(value: Any) -> str:
 
 
 def bounded_images(images: Iterable[str]) -> tuple[str, ...]:
-    """Return those images that fit into a state's header, whose size is fixed."""
+    """Return those images whose names fit into the header of a saved state, whose size is fixed.
+
+    At most MOST_IMAGES are returned. Names that are too long are left out.
+    """
     return tuple(sorted({_fitting(image) for image in images} - {""}))[:MOST_IMAGES]
 
 

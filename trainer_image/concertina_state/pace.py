@@ -30,8 +30,8 @@ class Pace:
 
     The cost of a snapshot has two parts:
     - The training loop waits for the snapshot.
-    - Threads compute the snapshot's checksum and copy it to a peer, which makes the following step slower. If enough
-      cores are free, this part is zero. If no core is free, it is several times the first part.
+    - Threads compute the snapshot's checksum and copy it to another replica, which makes the following step slower. If
+      enough cores are free, this part is zero. If no core is free, it is several times the first part.
 
     To measure the second part, each step after a snapshot is compared with the preceding steps without a snapshot.
     """

@@ -1,4 +1,4 @@
-"""Page-locked host memory, which GPUs can write without a thread of the host."""
+"""Page-locked host memory, into which a GPU can copy data without a thread of the host."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 If several ranks have the same box, each of them saves some of its rows. All functions are pure.
 
-The box of a rank is computed from the tensor's mesh and placements alone. torch.distributed.checkpoint computes a wrong
-box if a dimension is divided twice and unevenly (decision "Tensor boxes follow from mesh and placements").
+The box of a rank is computed only from the tensor's mesh and placements. torch.distributed.checkpoint can't be used,
+because it computes a wrong box if a dimension is divided twice and unevenly (decision "Tensor boxes follow from mesh
+and placements").
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from concertina_state.format.read_plan import Box
 class Cut:
     """Effect of one mesh dimension on a tensor.
 
-    The mesh dimension divides the tensor's dimension `dim`. If `dim` is None, it replicates the tensor.
+    The mesh dimension divides the tensor's dimension `dim`. If `dim` is None, the mesh dimension replicates the tensor.
     """
 
     dim: int | None
@@ -31,7 +32,10 @@ class Cut:
 
 
 def box(shape: Sequence[int], mesh: Sequence[int], coordinate: Sequence[int], cuts: Sequence[Cut]) -> Box:
-    """Return the box of the rank at a coordinate of the mesh. The box is empty if no elements remain for this rank."""
+    """Return the box of a tensor that the rank at a coordinate of the mesh has.
+
+    A box is a rectangular part of the tensor. The box is empty if no elements remain for this rank.
+    """
     offsets, sizes = [0] * len(shape), list(shape)
     order = [axis for axis, cut in enumerate(cuts) if cut.dim is not None]
     for axis in sorted(order, key=lambda axis: cuts[axis].late):
@@ -47,8 +51,8 @@ def box(shape: Sequence[int], mesh: Sequence[int], coordinate: Sequence[int], cu
 def rows(boxes: Sequence[tuple[tuple[int, ...], int]], parts: int, part: int) -> list[tuple[int, int]]:
     """Return, for each box, the rows that one of several ranks saves: the first one, and the one after the last.
 
-    All `parts` ranks have the same boxes, and this rank has the index `part` among them. `boxes` has the shape of each
-    box and the bytes of an element.
+    A box is the part of a tensor that a rank has. All `parts` ranks have the same boxes, and this rank has the index
+    `part` among them. `boxes` has the shape of each box and the bytes of an element.
 
     The boxes are laid end to end and divided into `parts` pieces of about equal size. So each rank saves parts of few
     boxes, and each row is saved once. A scalar counts as one row.

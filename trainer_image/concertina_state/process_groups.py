@@ -1,6 +1,7 @@
 """Process groups of torch in a process that takes part in one round after the other. Requires torch 2.15 or later.
 
-The bundled trainer and `trainingjob.run` leave their rounds by the functions of this module.
+A new round can have another set of ranks, so it needs new process groups. The bundled trainer and `trainingjob.run`
+leave their rounds by the functions of this module.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ def can_stay() -> bool:
 
 
 def prepare_to_stay() -> None:
-    """Set the variables of a process that can stay. Call this before the first process group is created."""
+    """Set the environment variables with which this process can leave a round and enter the next one.
+
+    Call this function before the first process group is created.
+    """
     if torch.cuda.is_available():
         # Otherwise NCCL's watchdog ends a process that has lost a peer, before it can leave the round.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
@@ -185,7 +189,7 @@ def _sockets() -> Iterator[tuple[int, int]]:
 
 
 def lost_peer(error: BaseException, aborted: bool) -> bool:
-    """Return whether an error only means that a peer is gone, or that the groups of this process were aborted.
+    """Return whether an error only means that another rank is gone, or that the groups of this process were aborted.
 
     After any other error, such as one of a device or of memory, the process can't be trusted.
     """
@@ -195,7 +199,10 @@ def lost_peer(error: BaseException, aborted: bool) -> bool:
 
 
 def meets_at_master_port() -> bool:
-    """Return whether the default process group was created with a TCPStore at MASTER_PORT."""
+    """Return whether the default process group was created with a TCPStore at MASTER_PORT.
+
+    If so, torch itself serves the round's store in the worker with rank 0.
+    """
     if not dist.is_initialized():
         return False
     store: Store = distributed_c10d._get_default_store()

@@ -118,8 +118,8 @@ def find(saved: SavedState, alone: int | None, plan: Callable[[Mapping[int, Head
 
     Args:
         saved: The saved state.
-        alone: Number of the only shard that this rank needs if the world was not resized. If None, `plan` receives the
-            headers of all shards.
+        alone: Number of the only shard that this rank needs, if the number of ranks has not changed since the state was
+            saved. If None, `plan` receives the headers of all shards.
         plan: Function that plans the reads, given the shards' headers, keyed by the shard's number.
 
     Raises:

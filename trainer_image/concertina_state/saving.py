@@ -1,6 +1,6 @@
 """Decision whether a step's state is saved, and whether it becomes a checkpoint.
 
-The decisions use only values that all ranks agreed on, so all ranks make the same ones.
+The decisions use only values that all ranks agreed on, so all ranks make the same decisions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from concertina_state.step_trace import Traces
 
 @dataclasses.dataclass(frozen=True)
 class StepFlags:
-    """Flags of one rank.
+    """Facts of one rank that decide whether all ranks save the state after a step, as 0 or 1.
 
     After an all-reduce over the ranks, each field is the number of ranks that have set the flag.
     """
@@ -78,7 +78,7 @@ class SavePolicy:
     def is_due(self, step: int, flags: StepFlags) -> bool:
         """Return whether a checkpoint becomes due after this step.
 
-        `Saving` stores a True result until it begins the checkpoint.
+        If the result is True, the checkpoint remains due until `Saving` begins it.
         """
         every = self.checkpoint_every
         return self.has_storage and (flags.checkpoint_due > 0 or (every is not None and step % every == 0))
@@ -137,7 +137,8 @@ class Saving:
         Args:
             policy: When to save.
             snapshots: Snapshots of this rank.
-            restored: Metadata of the state that the round resumes from, which new snapshots copy.
+            restored: Metadata of the state that the round resumes from. New snapshots get the same metadata, apart from
+                the fields that change in each step.
             durable: Newest known checkpoint, or None.
             interval: Interval between checkpoints.
             channel: Channel to the agent.
@@ -190,9 +191,11 @@ class Saving:
         return SnapshotInterval(self._stretch, self._pace.share(self._stretch))
 
     def of_layout(self, layout: str, waited_for: bool) -> None:
-        """Set the layout of later snapshots, and with `waited_for` whether a script waits for them.
+        """Set the metadata of later snapshots that depend on the saved arrays and on the way in which a script saves.
 
-        `layout` is a digest of the tensors and of how ranks divide them.
+        Args:
+            layout: Digest of the tensors and of how ranks divide them.
+            waited_for: Whether the script waits for each snapshot.
         """
         id = dataclasses.replace(self._metadata.id, layout=layout)
         self._metadata = dataclasses.replace(self._metadata, id=id, waited_for=waited_for)
@@ -244,9 +247,9 @@ class Saving:
     def decide(self, step: int, flags: StepFlags, required: bool = False) -> SaveDecision:
         """Decide what happens to the state after `step` steps. `flags` has the sums of the flags of all ranks.
 
-        The sums also show which snapshot is the newest that peers have copied completely. This method reports that
-        snapshot to the agents, which then delete snapshots of older rounds, because the next snapshot may need their
-        memory.
+        The sums also show which snapshot is the newest one that other replicas have copied completely. This method
+        reports that snapshot to the agents. The agents then delete the snapshots of older rounds, whose memory the next
+        snapshot may need.
         """
         last, world = self._snapshots.count - 1, self._metadata.id.shards
         if flags.copied_last == world:
@@ -323,7 +326,7 @@ class Saving:
         self._snapshots.close()
 
     def stop_at(self, step: int, position: int, skipped: Ranges, trend: Trend) -> None:
-        """Save the state of step `step` if a drain arrives during the evaluation after that step.
+        """Save the state of step `step`, because a request to stop (drain) arrived in the evaluation after that step.
 
         If the drain requests a checkpoint, the agents upload this snapshot.
         """

@@ -50,8 +50,8 @@ class MappedShard:
     def fill(self, state: SnapshotSource) -> Arrival:
         """Copy the present state into the file, or make a device start that copy.
 
-        Until `commit`, the file counts as missing. A peer that is copying the file at this moment does not report
-        damage (decision "A drain may write over a running copy").
+        Until `commit`, the file counts as missing. Another replica that is copying the file at this moment does not
+        report damage (decision "A drain may write over a running copy").
         """
         remove_sidecar(self.path)
         return state.copy_to(self._views)
@@ -72,7 +72,10 @@ class MappedShard:
 
     @property
     def shared(self) -> bool:
-        """True if the file has a second name, or is no longer the file at its path."""
+        """True if the file must not be overwritten, because it has a second name, or is no longer the file at its path.
+
+        The second name is a hard link, which exists while the shard is being uploaded.
+        """
         try:
             status = self.path.stat()
         except FileNotFoundError:
@@ -133,9 +136,9 @@ class Snapshots:
 
     @property
     def keeping_up(self) -> bool:
-        """True if the next snapshot would not overwrite a snapshot that peers are still copying.
+        """True if the next snapshot would not overwrite a snapshot that other replicas are still copying.
 
-        For that, peers must have completely copied the last snapshot but one (decision "Snapshot k waits for copies of
+        For that, they must have completely copied the last snapshot but one (decision "Snapshot k waits for copies of
         snapshot k-2").
         """
         return self.complete >= self.count - 2
@@ -155,8 +158,9 @@ class Snapshots:
         """Write a snapshot, or make a device start its copy. A thread commits the snapshot later.
 
         The thread also computes the checksum, because that takes longer than the copy. Then it calls `committed`
-        (decision "A thread computes a snapshot's checksum"). The newest snapshot that is copied to all peers and the
-        newest committed one are never overwritten, even if peers copy slowly.
+        (decision "A thread computes a snapshot's checksum"). Two snapshots are never overwritten, even if other
+        replicas copy slowly: the newest one whose shards all have a copy on another replica, and the newest committed
+        one.
 
         Args:
             metadata: Metadata of the snapshot.
@@ -188,9 +192,10 @@ class Snapshots:
     def make_room(self) -> None:
         """Make the committing thread allocate a file for the next snapshot, if that snapshot needs a new file.
 
-        The thread does this after its present work. It also checks whether a new file is needed: a system call in the
-        training thread would release the GIL, and would then have to wait for it. If the file is not ready in time,
-        `begin` waits for it (decision "A thread allocates the next snapshot's file").
+        The thread does this after its present work. The thread also checks whether a new file is needed. If the
+        training thread checked this, the system call would release the GIL, and training would have to wait to get the
+        GIL back. If the file is not ready in time, `begin` waits for the file (decision "A thread allocates the next
+        snapshot's file").
         """
         index = self._next()
         future = self._making

@@ -1,7 +1,7 @@
-"""Tensors of a state on one rank: which box (rectangular part) of which global tensor each one is. Requires torch.
+"""Tensors of a state on one rank: the box (rectangular part) of the global tensor that each tensor has. Requires torch.
 
-A state can be restored from the shards of a world of any size. If several ranks have the same tensors, each rank reads
-the part that it would save, and receives the other parts from the other ranks.
+A state can be restored by any number of ranks. If several ranks have the same tensors, each rank reads the part that it
+would save, and receives the other parts from the other ranks.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class StateIndex(LocalState[Tensor]):
     def still(self, tensors: Mapping[str, Tensor | ArrayShard]) -> bool:
         """Return whether `tensors` are the same tensor objects that this index was made from.
 
-        They include buffers and the tensors that only this rank has.
+        If so, the next snapshot can use this index again. `tensors` includes buffers and the tensors that only this
+        rank has.
         """
         return tensors.keys() == self._addresses.keys() and all(
             live(tensor).data_ptr() == self._addresses[name] for name, tensor in tensors.items()

@@ -215,12 +215,12 @@ def _publish(request: Publish, destination: Destination, uid: str, run: Uploaded
 def publish(
     folder: ObjectPrefix, destination: Destination, uid: str, id: SnapshotId, complete: bool, run: UploadedRun = UNKNOWN
 ) -> Published:
-    """Publish a checkpoint whose shards are all in storage.
+    """Publish a checkpoint whose shards are all in storage, so that a job can continue from it.
 
-    This writes the manifest, makes LATEST name the checkpoint, and deletes old checkpoints.
+    This function writes the manifest, makes the object LATEST name the checkpoint, and deletes old checkpoints.
 
     Raises:
-        StorageError: When durable storage fails before LATEST has moved.
+        StorageError: When durable storage fails before LATEST has been changed.
         Fenced: When another job owns the folder, or a later round has published a checkpoint.
     """
     job, code = about_this_process()
@@ -296,7 +296,7 @@ def _replaced(
 
 
 def _trainer_of(folder: ObjectPrefix, prefix: str, sidecar: StoredSidecar) -> dict[str, Any]:
-    """Return the configuration in the header of a shard.
+    """Return the configuration of the bundled trainer, which the header of each shard contains.
 
     Raises:
         StorageError: When the header can't be read, or is damaged.

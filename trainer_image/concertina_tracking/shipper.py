@@ -47,7 +47,7 @@ class Shipper:
     def idle(self) -> bool:
         """True if this process may exit.
 
-        All its records must be sent, and another replica must be writing the records of later rounds.
+        This is the case when all its records are sent, and another replica writes the records of later rounds.
         """
         newest = max(self._spool.begun, key=lambda begun: begun.round, default=None)
         return self._spool.behind == 0 and (newest is None or not newest.coordinates)
@@ -114,7 +114,10 @@ class Shipper:
         return any(begun.round > step.round and begun.step < step.step for begun in self._spool.begun)
 
     def _is_latest(self, round: int) -> bool:
-        """Return whether this replica has coordinated all rounds after `round`, so that their records are here."""
+        """Return whether this replica has been the coordinator of all rounds after `round`.
+
+        If so, this replica's spool has the records of all these rounds.
+        """
         return all(begun.round <= round or begun.coordinates for begun in self._spool.begun)
 
 

@@ -15,11 +15,11 @@ class Tracker(Protocol):
     """Run in a tracking tool. The run is found by the job's uid, or created if the tool has none for this job."""
 
     def go_on(self, step: int, *, latest: bool) -> Collection[int]:
-        """Prepare to log the steps after `step`, and return those of them that the tool already has.
+        """Prepare to log the steps after `step`, and return the steps among them that the tool already has.
 
-        The returned steps must not be logged again. `latest` says whether this replica is still the newest coordinator.
-        If so, a tool that can delete steps deletes those after `step`. Otherwise another replica has coordinated since
-        and may have logged these steps, so they are not deleted.
+        The caller does not log the returned steps again. `latest` says whether this replica is still the newest
+        coordinator. If it is, a tool that can delete steps deletes all steps after `step`. Otherwise, another replica
+        has been the coordinator since then and may have logged some of these steps, so the tool keeps them.
         """
 
     def log(self, steps: Sequence[StepDone]) -> None:

@@ -1,9 +1,9 @@
-"""Position of each rank of a world in the dimensions of parallelism.
+"""Position of each rank in the dimensions of parallelism.
 
 The operator imports this module, so it does not import torch. Ranks are numbered along the dimensions in the order of
 `Dimension`, and the last dimension (tensor) varies fastest. So the ranks of a tensor group, which communicate the most,
-have consecutive numbers. The ranks of a block are consecutive too, so that a world can grow and shrink at its end
-(decision "The order of ranks").
+have consecutive numbers. The ranks of a block (the smallest number of ranks that can train) are consecutive too, so
+that blocks can be added and removed at the end (decision "The order of ranks").
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Degrees(NamedTuple):
 
     @staticmethod
     def of(parallelism: ParallelismConfig, world: int) -> Degrees:
-        """Return the number of ranks in each dimension, in a world of `world` ranks.
+        """Return the number of ranks in each dimension, for `world` ranks in total.
 
         Raises:
             InvalidInput: When the number of ranks is not a multiple of the layout's block (`ParallelismConfig.block`).
@@ -61,7 +61,10 @@ class Degrees(NamedTuple):
 
     @property
     def data(self) -> int:
-        """Number of data-parallel ranks, or of groups of ranks, each of which computes different sequences."""
+        """Number of parts into which a global batch is divided.
+
+        Each part is computed by one rank, or by the ranks of a group together (see `group`).
+        """
         return self.replicate * self.shard
 
     @property

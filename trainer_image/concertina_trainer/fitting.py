@@ -1,10 +1,11 @@
-"""Choice of memory settings, such as the micro-batch size, that a job does not set.
+"""Choice of memory settings, such as the micro-batch size, for fields that the job's spec does not set.
 
-They are the settings of the saved state, or for a new run those that fit into the devices' memory.
+A run that resumes uses the settings that are saved with its state. A new run uses the fastest settings with which
+training fits into the devices' memory.
 
 The settings determine the order in which numbers are added, so they are the same on all ranks and in all rounds of a
-run (decision "The first worker chooses what fits"). They are chosen for the smallest world that the job allows, because
-the fewer ranks there are, the more of the state each one holds.
+run (decision "The first worker chooses what fits"). They are chosen for the smallest number of ranks that the job
+allows, because each rank then holds the largest part of the state.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def _default(config: TrainerConfig, own: OwnSpec | None, world: DistContext) -> 
 
 
 def least_ranks(world: DistContext) -> int:
-    """Return the number of ranks of the smallest world that the job allows."""
+    """Return the smallest number of ranks with which the job may train."""
     return min(world.size, int(os.environ.get(LEAST_RANKS) or world.size))
 
 

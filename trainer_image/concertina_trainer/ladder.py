@@ -1,7 +1,7 @@
 """Settings that trade speed for memory, from the fastest to the smallest, and the choice of the first that fits.
 
-No torch. A setting is a MemoryChoice: the micro-batch size, the activations to recompute, and whether gathered weights
-are freed.
+A setting is a MemoryChoice: the micro-batch size, the activations to recompute, and whether gathered weights are freed.
+The module does not import torch.
 """
 
 from __future__ import annotations
@@ -54,12 +54,11 @@ def usable_memory(device_bytes: int) -> float:
 def ladder(
     config: TrainerConfig, parallelism: ParallelismConfig, ranks: int, has_blocks: bool = True
 ) -> list[MemoryChoice]:
-    """Return the settings to choose from for a world of `ranks`, the fastest first.
+    """Return the settings to choose from for `ranks` ranks, the fastest first.
 
-    A field that the configuration sets has only that value. A micro-batch that is too small makes training slow, so
-    before the micro-batch gets smaller than BUSY_TOKENS, activations are recomputed. Before it gets smaller than
-    LEAST_TOKENS, all activations are recomputed. `has_blocks` says whether the model has blocks whose activations can
-    be recomputed.
+    A field that the configuration sets has only that value. A micro-batch that is too small makes training slow. So
+    activations are recomputed before the micro-batch gets smaller than BUSY_TOKENS, and all activations before it gets
+    smaller than LEAST_TOKENS. `has_blocks` says whether the model has blocks whose activations can be recomputed.
 
     Raises:
         InvalidInput: When the number of ranks is not a multiple of the layout's block (`ParallelismConfig.block`).
@@ -100,11 +99,11 @@ def _micro_batch_sizes(config: TrainerConfig, parallelism: ParallelismConfig, ra
 
 
 def first_fitting(rungs: Sequence[MemoryChoice], limit: float, peak: Callable[[MemoryChoice], float]) -> MemoryChoice:
-    """Return the first setting whose peak memory is at most `limit` bytes, or the last setting if there is none.
+    """Return the first setting whose peak memory is at most `limit` bytes, or the last setting if none fits.
 
-    Planning a peak takes seconds, so not every setting is tried: the first one is, and the others are searched by
-    bisection. Bisection assumes that each setting has a lower peak than the one before, which is nearly always so. Even
-    where it is not, a higher limit never leads to a later setting.
+    Planning the peak of a setting takes seconds. So this function tries only the first setting and those that a
+    bisection of the others needs. Bisection assumes that each setting has a lower peak than the one before, which is
+    nearly always true. Even where it is not true, a higher limit never leads to a later setting.
     """
     if peak(rungs[0]) <= limit:
         return rungs[0]

@@ -31,7 +31,7 @@ MOST_DEGREE = 1024
 class LayoutRule:
     """Rule on the sections trainer and parallelism of a job's spec.
 
-    It is stated twice: in CEL for the API server, and in Python for the trainer.
+    A rule is stated twice: in CEL for the API server, and in Python for the trainer.
     """
 
     field: str
@@ -277,11 +277,11 @@ def frees_weights(trainer: TrainerConfig, parallelism: ParallelismConfig, weight
 
 
 def reduces_each(trainer: TrainerConfig, parallelism: ParallelismConfig, weights: int | None = None) -> bool:
-    """Return whether the gradients of each microbatch are reduced over ranks, and not only the sums of all of them.
+    """Return whether the gradients of each microbatch are reduced over ranks at once.
 
-    If blocks free their gathered weights to save memory, there is no memory for unsharded gradients either. In
-    bfloat16, the sums of microbatches would be rounded too, because FSDP adds up unsharded gradients in the dtype of
-    the reduction.
+    Otherwise, each rank first sums the unsharded gradients of all its microbatches. That is not possible in two cases.
+    If blocks free their gathered weights to save memory, there is no memory for unsharded gradients either. If
+    gradients have the dtype bfloat16, FSDP would sum them in bfloat16, and each addition would be rounded.
     """
     if parallelism.pipeline > 1:
         return False
@@ -292,7 +292,7 @@ def reduces_each(trainer: TrainerConfig, parallelism: ParallelismConfig, weights
 def nearest_sizes(size: int, step: int) -> tuple[int, ...]:
     """Return the positive multiples of `step` that are nearest to `size`.
 
-    They are the greatest multiple that is not above `size`, if there is one, and the next multiple.
+    The result is the greatest multiple that is not above `size`, if there is one, and the next multiple.
     """
     below = size - size % step
     return tuple(near for near in (below, below + step) if near)

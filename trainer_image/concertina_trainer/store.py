@@ -1,4 +1,7 @@
-"""The TCPStore of a round, served by a child process of the coordinator's agent. It outlives the round's workers."""
+"""TCPStore of a round, in a child process of the coordinator's agent.
+
+The store must be in a process of its own, so that it outlives the round's workers.
+"""
 
 from __future__ import annotations
 

@@ -116,10 +116,10 @@ def main() -> NoReturn:
 def one_round(channel: RoundChannel, heartbeat: HeartbeatWriter, entered: float | None) -> Left | int:
     """Run one round. Return Left if this process stays for the next round, and otherwise the exit status.
 
-    The process stays after a drain, after the loss of a peer, and when the agent ends the round. After any other end
-    the process exits, because a new process is a safer start for another round (decision "A survivor keeps its
-    process"). `entered` is the time (time.perf_counter) at which this process entered the round, or None if the process
-    was started for this round.
+    The process stays after a drain, after the loss of the connection to another rank, and when the agent ends the
+    round. After any other end, the process exits, because a new process is a safer start for another round (decision "A
+    survivor keeps its process"). `entered` is the time (time.perf_counter) at which this process entered the round, or
+    None if the process was started for this round.
     """
     round = int(os.environ["CONCERTINA_ROUND"])
     offer = Hello(int(os.environ["RANK"]), os.getpid(), traces=True, stays=process_groups.can_stay())
@@ -306,7 +306,7 @@ def _check_data(config: TrainerConfig, digest: str) -> None:
     """Check that a run of `concertina reproduce` has the data that its checkpoint was trained on.
 
     Raises:
-        DataChanged: When the data differ from those.
+        DataChanged: When the digest of the data is another one.
     """
     required_digest = config.reproduction and config.reproduction.data_digest
     if required_digest and required_digest != digest:
@@ -333,7 +333,7 @@ def round_info(built: Built, requested: Restore, restored: ShardMetadata) -> Rou
 def assemble(
     built: Built, start: Start, restored: ShardMetadata, reporter: Reporter, channel: RoundChannel
 ) -> TrainingRun:
-    """Return the parts of the training run, positioned at the restored state."""
+    """Return all parts of the training run that `train` needs, set to the step and position of the restored state."""
     config, world = built.config, built.world
     reproduced = config.reproduction.skipped if config.reproduction else ()
     anomalies = Anomalies(config, united(restored.skipped, start.restore.skipped, reproduced), restored.trend)
@@ -360,10 +360,9 @@ def assemble(
 
 
 def begin_saving(built: Built, start: Start, restored: ShardMetadata, channel: RoundChannel) -> Saving:
-    """Return the object that saves the state in this round.
+    """Return the object that takes snapshots and makes checkpoints in this round.
 
-    It takes snapshots and makes checkpoints. Checkpoints continue after the newest durable one that no rollback has
-    undone.
+    The interval to the next checkpoint begins at the newest durable checkpoint that no rollback has undone.
     """
     config, checkpoint, world, state = built.config, built.checkpoint, built.world, built.state
     round, digest = int(os.environ["CONCERTINA_ROUND"]), config.digest()

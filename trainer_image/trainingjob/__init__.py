@@ -16,9 +16,9 @@ The package is on PYTHONPATH in every replica that runs a command of its own. It
 package. To install it where you write scripts, run `pip install concertina-sdk`. Tensors need torch. Object stores need
 obstore (`pip install 'concertina-sdk[storage]'`), which the agent provides in the replicas.
 
-Outside of a TrainingJob nothing happens: `should_checkpoint()` is False, `world()` is one worker, and
-`checkpoint_dir()` is a folder in the current one. Importing the package opens no connection; the first call of
-`report` or `should_checkpoint` does.
+Outside of a TrainingJob, the functions have no effect: `should_checkpoint()` is False, `world()` is one worker, and
+`checkpoint_dir()` is a folder in the current folder. Importing the package opens no connection. The first call of
+`report` or `should_checkpoint` connects to the agent.
 """
 
 from __future__ import annotations
@@ -111,10 +111,10 @@ def report(
         loss: Loss of the last step, or None if it is not known.
         tokens_per_second: Throughput of all ranks together.
         samples: Number of samples consumed since the run began.
-        phase: What the rank does now: `training`, `checkpointing`, `evaluating` or `compiling`. The time from a
-            report of `evaluating` or `compiling` to the next report counts as evaluation or compilation.
-        tokens: Number of tokens trained on since the run began, each counted once. The job's cost of a token follows
-            from it.
+        phase: What the rank does now: `training`, `checkpointing`, `evaluating` or `compiling`. The time from a report
+            of `evaluating` or `compiling` to the next report counts as evaluation or compilation.
+        tokens: Number of tokens trained on since the run began, each counted once. The operator computes the
+            job's cost per token from this number.
         metrics: Up to 32 numbers by name, as of this step, for example `gradient_norm` or `learning_rate`.
     """
     if channel := agent_channel():
@@ -136,13 +136,13 @@ def data(
     """Open training data that `concertina data build` has written, as an iterator over this rank's batches.
 
     Each `next` returns this rank's rows of one step: an int64 tensor of shape `[rows, length + 1]` on the CPU. The
-    inputs are `rows[:, :-1]`, the targets `rows[:, 1:]`. Without torch it returns a memoryview of that shape, which
-    `numpy.asarray` takes without a copy.
+    inputs are `rows[:, :-1]`, the targets `rows[:, 1:]`. If torch is not installed, the rows are a memoryview of that
+    shape, which `numpy.asarray` takes without a copy.
 
     The n-th sequence of a run depends only on the data, `length`, `seed` and n, not on the number of ranks or on
-    failures. Each rank gets its part of the batch. If the batch does not divide evenly, some ranks get one row more;
-    multiply the loss by `data.weight`, so that the mean over the ranks is the mean over the batch. If you pass the
-    iterator to `State`, each sequence is consumed once, even if the number of ranks or `batch` changes.
+    failures. Each rank gets its part of the batch. If the batch does not divide evenly, some ranks get one row more. In
+    that case, multiply the loss by `data.weight`, so that the mean over the ranks is the mean over the batch. If you
+    pass the iterator to `State`, each sequence is consumed once, even if the number of ranks or `batch` changes.
 
     Args:
         uri: Folder or store (`file://`, `s3://`, `gs://`, `az://`) that holds the data.
@@ -150,7 +150,8 @@ def data(
         batch: Sequences in a step, of all ranks together.
         seed: Seed of the order in which sequences are consumed.
         rank: Number of this rank among the ranks that share a batch. By default, this is its rank in the job.
-        size: Number of ranks that share a batch. Set it if these are not all ranks of the job (tensor parallelism).
+        size: Number of ranks that share a batch. By default, all ranks of the job share it. With tensor parallelism,
+            for example, fewer ranks do.
         cache_mebibytes: Maximum size, in MiB, of the node's copies of data from a store.
 
     Returns:
@@ -169,10 +170,11 @@ def data(
 def run(main: Callable[[], T]) -> T:
     """Call a script's `main`, in each round of the job, in the same process.
 
-    Without this function, a new process starts when a round ends. With it, a process that survives the round leaves
-    `main` by an exception, closes torch's process groups, and calls `main` again in the next round, with the variables
-    of that round (`RANK`, `WORLD_SIZE`, `MASTER_ADDR` and so on). A process that does not leave `main` within a second
-    is killed, and a new process takes its place.
+    A round is a period in which a fixed set of replicas trains together. Without this function, a new process starts
+    when a round ends. With this function, a process that survives the round leaves `main` by an exception, closes
+    torch's process groups, and calls `main` again in the next round, with the variables of that round (`RANK`,
+    `WORLD_SIZE`, `MASTER_ADDR` and so on). The agent kills a process that does not leave `main` within a second, and
+    starts a new one.
 
     Call this function once. Create everything that belongs to a round in `main`: `init_process_group`, the model,
     `State`, data and threads. The exception is not derived from `Exception`, so `except Exception` does not catch it.

@@ -29,8 +29,8 @@ class StateAdapter(Protocol):
     def buffers(self) -> Mapping[str, Any]:
         """Return the object's own tensors that may differ between ranks, such as running means, keyed by name.
 
-        These tensors are not in the result of `arrays`. They are those that the last call of `arrays` or `contents` has
-        found.
+        The result of `arrays` does not contain these tensors. Call `arrays` or `contents` first: this method returns
+        the tensors that the last such call has found.
         """
         ...
 

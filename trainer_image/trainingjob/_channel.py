@@ -60,7 +60,7 @@ class RoundEnded(SystemExit):
 
 
 class Channel:
-    """The conversation of one worker with its agent in one round. Its methods may be called from any thread.
+    """Connection of one worker to its agent, for one round. Its methods may be called from any thread.
 
     Once the round has ended, each method raises RoundLeft.
     """
@@ -147,10 +147,10 @@ class Channel:
             return not self._rounds.closed and self._calls == self._stop_at
 
     def must_stop(self) -> bool:
-        """Return whether all workers are stopped after the step that is being committed.
+        """Return whether the workers are about to be stopped, so that a `State` must save and end the process.
 
-        The agents count this as a call of should_checkpoint(). Unlike a script that calls should_checkpoint(), the
-        caller may save and stop at a later commit.
+        For the agents, each call counts as a call of should_checkpoint(). A `State` may save some commits later, for
+        example at the end of a gradient accumulation.
         """
         return self.stops or self.should_checkpoint()
 
@@ -187,7 +187,7 @@ class Channel:
 
         Args:
             step: Number of finished steps.
-            snapshot_step: Step of the newest snapshot that is complete on peers, or None.
+            snapshot_step: Step of the newest snapshot of which other replicas have all shards, or None.
             seconds: Seconds that all snapshots of this round have taken.
         """
         self._snapshots = snapshot_step, seconds
@@ -264,7 +264,7 @@ class Channel:
 
     @property
     def durable(self) -> Optional[Durable]:
-        """Checkpoint that LATEST names, or None if the job must not use it.
+        """Newest checkpoint in storage (the one that the file LATEST names), or None if the job must not use it.
 
         The time until the next checkpoint is counted from this checkpoint.
         """
@@ -312,7 +312,7 @@ class Channel:
     # --- the end of the round ---------------------------------------------------------------------------------------
 
     def may_stay(self) -> bool:
-        """Return whether the agent expects this process to leave the round (message Left) instead of exiting."""
+        """Return whether this process can leave the round and stay, so that it sends Left instead of exiting."""
         try:
             return self.start().stays
         except RoundLeft:  # an agent asks only a process that may stay
@@ -378,7 +378,9 @@ _tried = False
 
 
 def connected(path: str, rank: int, make_tracer: Callable[[int], Tracer]) -> Optional[Channel]:
-    """Return this process's channel to its agent, or None if no agent listens. The first call opens it.
+    """Return this process's channel to its agent, or None if no agent listens.
+
+    The first call opens the channel. All further calls return the same one.
 
     Args:
         path: Path of the agent's socket.

@@ -112,7 +112,7 @@ class Contents:
     def buffers(self) -> dict[str, Any]:
         """Return the buffers of all modules, keyed by full name.
 
-        They are those that the last call of `current` or `arrays` has found.
+        Call `current` or `arrays` first: this method returns the buffers that the last such call has found.
         """
         return self._collected({name: adapter.buffers() for name, adapter in self._adapters.items()})
 

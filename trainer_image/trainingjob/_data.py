@@ -123,8 +123,8 @@ class Data(SampleCounter):
             state: The result of `state_dict`.
 
         Raises:
-            concertina_state.errors.InvalidInput: The data, `length` or `seed` differ, so a position is another
-                sequence.
+            concertina_state.errors.InvalidInput: The data, `length` or `seed` differ from the saved run, so the
+                sequences are in another order.
         """
         with faults_reported():
             self._check_same(state)
@@ -172,7 +172,10 @@ _live: weakref.WeakSet[Data] = weakref.WeakSet()
 
 
 def end_round() -> None:
-    """Close the data of a round that this process leaves (`trainingjob.run`)."""
+    """Close the data that the script has opened in this round. A process calls this when it leaves a round.
+
+    The next round of `trainingjob.run` opens the data again.
+    """
     while _live:
         _live.pop().close()
 

@@ -12,7 +12,7 @@ In this form, the state of an optimizer has the keys `state.<parameter>.<moment>
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Tuple, Union
 
 import torch
@@ -30,8 +30,8 @@ Path = Tuple[Union[str, int], ...]
 """Keys and indices that lead to a value in a state dict."""
 PER_RANK = ("random", "loaders")
 """Objects of a `State` that differ between ranks. DCP has no place for them."""
-MODEL, OPTIMIZER, MOMENTS = "model", "optimizer", ("exp_avg", "exp_avg_sq")
-"""Names in checkpoints of the bundled trainer: `model.<weight>` and `optimizer.<moment>.<weight>`."""
+OPTIMIZER = "optimizer"
+"""First part of the names of moments in checkpoints of the bundled trainer: `optimizer.<moment>.<weight>`."""
 RANK = "rank-"
 """First letters of the names of what a rank of a `State` saves for itself."""
 
@@ -56,7 +56,19 @@ class Value:
     value: Any
 
 
-Entry = Union[StoredArray, Value]
+@dataclasses.dataclass(frozen=True)
+class DerivedArray:
+    """Array that is computed from stored arrays when it is written."""
+
+    path: Path
+    sources: tuple[StoredArray, ...]
+    compute: Callable[[Sequence[torch.Tensor]], torch.Tensor]
+    """Function that returns the array. It receives the arrays of `sources`."""
+    dtype: str
+    shape: tuple[int, ...]
+
+
+Entry = Union[StoredArray, DerivedArray, Value]
 
 
 def entries_of(stored: StoredCheckpoint, headers: Mapping[int, Header]) -> dict[str, Entry]:
@@ -86,24 +98,26 @@ def entries_of(stored: StoredCheckpoint, headers: Mapping[int, Header]) -> dict[
 
 
 def _of_trainer(chunks: Iterable[Chunk], step: int) -> Iterator[Entry]:
+    trained: dict[str, None] = {}
     for chunk in chunks:
         section, _, rest = chunk.name.partition(".")
-        moment, _, weight = rest.partition(".")
-        if section == OPTIMIZER and moment in MOMENTS:
-            yield _stored(chunk, (OPTIMIZER, f"state.{weight}.{moment}"))
-            if moment == MOMENTS[0]:
-                yield Value((OPTIMIZER, f"state.{weight}.step"), torch.tensor(float(step)))
-        else:
+        if section != OPTIMIZER:
             yield _stored(chunk, (section, rest))
+            continue
+        moment, _, weight = rest.partition(".")
+        yield _stored(chunk, (OPTIMIZER, f"state.{weight}.{moment}"))
+        trained[weight] = None
+    for weight in trained:
+        yield Value((OPTIMIZER, f"state.{weight}.step"), torch.tensor(float(step)))
 
 
 # --- trainingjob.State ----------------------------------------------------------------------------------------------
 
 
 def _values_of_rank_0(stored: StoredCheckpoint) -> Mapping[str, Any]:
-    """Return the values that rank 0 has saved, by object.
+    """Return the values that rank 0 has saved, keyed by the name of the object.
 
-    DCP, too, saves values that are not sharded from rank 0.
+    DCP also takes values that are not sharded from rank 0.
     """
     shard = stored.open(0)
     chunk = shard.header.chunks[f"{RANK}0"]
@@ -152,7 +166,10 @@ class _Array(torch.Tensor):
 
 
 def _with_arrays(tree: Any, path: str, chunks: dict[str, Chunk]) -> Any:
-    """Return a tree of values with a placeholder for each array of a dict. Its chunk is taken out of `chunks`."""
+    """Return a tree of values, in which a placeholder replaces each array of a dict.
+
+    A placeholder refers to the array's chunk, which is removed from `chunks`.
+    """
     if isinstance(tree, str) and tree == ARRAY and path in chunks:
         array = torch.empty(0, device="meta").as_subclass(_Array)
         array.stored = chunks.pop(path)

@@ -25,7 +25,7 @@ LOCK_SECONDS = 2.0
 class Folder:
     """Replacement for the agent outside of a job, which keeps snapshots in a folder.
 
-    A committed snapshot counts as safe at once, because no peer copies it. The file of a shard is
+    A committed snapshot counts as safe at once, because no other replica copies it. The file of a shard is
     `<folder>/round-<r>/shard-<k>/slot-<n>`.
     """
 
@@ -33,12 +33,12 @@ class Folder:
     images: tuple[str, ...] = ()
 
     def __init__(self, folder: Path, world: World, same: Callable[[Any], Any]) -> None:
-        """Open a folder for snapshots, and lock it so that no other script saves to it.
+        """Open a folder for snapshots, and lock the folder so that no other script saves to it.
 
         Args:
             folder: The folder. It is created if it does not exist.
-            world: The world of this process.
-            same: Function that all ranks call with a value. It returns the value of rank 0 on all ranks.
+            world: Rank of this process, and number of ranks.
+            same: Function that all ranks call with a value. The function returns the value of rank 0 on all ranks.
 
         Raises:
             InvalidInput: Another script saves to this folder.
@@ -72,7 +72,7 @@ class Folder:
     def send(self, message: Message) -> None:
         """Handle a message that a `State` would otherwise send to the agent.
 
-        A committed snapshot is answered as if a peer had copied it.
+        A committed snapshot is answered as if another replica had copied it.
         """
         if isinstance(message, Committed):
             self._messages.append(CopiedUpTo(message.id.step))

@@ -1,4 +1,4 @@
-"""Parameter groups of an optimizer, matched to the saved groups by the names of their parameters. Pure."""
+"""Parameter groups of an optimizer, matched to the saved groups by the names of their parameters. No side effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Position of Lightning's training loops, and of the data loaders within their data."""
+"""Position of Lightning's training loops in the fit, and of the data loaders in their data."""
 
 from __future__ import annotations
 
@@ -128,10 +128,10 @@ def _sampler(loader: Any) -> Any:
 
 
 def _position(loader: Any) -> dict[str, Any]:
-    """Return the position of a data loader, which is saved with the state.
+    """Return the position of a data loader, to be saved with the state.
 
-    It contains the random state of the loader's order, the number of items in a batch, and the number of items that all
-    ranks together consume in a pass.
+    The position has the random state of the loader's order, the number of items in a batch, and the number of items
+    that all ranks together consume in a pass.
     """
     order, ranks = order_of(loader), world().size
     if order is None:

@@ -54,7 +54,7 @@ class Loaders:
     def remember_random_numbers(self) -> None:
         """Store the restored states of the random number generators.
 
-        They are set again later, because resuming a pass over the data draws additional numbers.
+        These states are set again later, because resuming a pass over the data draws additional numbers.
         """
         self._random = RandomNumbers().state_dict() if self._saved else None
 
@@ -107,7 +107,7 @@ class LoaderPosition:
     def _counts_next_epoch(self) -> bool:
         """Return whether the sampler is already at the epoch after the saved pass.
 
-        That is so if the script counts an epoch before its last commit, or computes the epoch from the step.
+        This happens if the script counts an epoch before its last commit, or computes the epoch from the step.
         """
         saved, now = self._epochs()
         return saved is not None and now == saved + 1

@@ -124,7 +124,7 @@ def _has_array(values: Any) -> bool:
 class RandomNumbers:
     """States of the random number generators in this process and on its GPU.
 
-    These are the generators of Python, and those of numpy and torch if the script has imported them.
+    The generators are Python's, and also numpy's and torch's if the script has imported these libraries.
     """
 
     def state_dict(self) -> dict[str, Any]:

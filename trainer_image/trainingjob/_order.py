@@ -55,7 +55,7 @@ class StatefulSampler:
     def next_began(self) -> Mapping[str, Any] | None:
         """Random state from which to draw the order of the next pass, if that pass continues a saved one.
 
-        Otherwise None.
+        If the next pass draws a new order, the value is None.
         """
         return None if self._resume_at is None else self._resume_at[0]
 

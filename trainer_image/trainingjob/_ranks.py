@@ -37,11 +37,17 @@ class StateIndex(Protocol):
 
     @property
     def alone(self) -> bool:
-        """True if this rank reads only the shard of its own number, as long as the number of ranks has not changed."""
+        """True if this rank reads exactly the parts of arrays that it also saves.
+
+        If the number of ranks has not changed since the save, the rank then needs only the shard of its own number.
+        """
         ...
 
     def still(self, arrays: Mapping[str, Any], /) -> bool:
-        """Return whether `arrays` are the same array objects from which this index was made."""
+        """Return whether `arrays` are the same array objects from which this index was made.
+
+        If so, the next snapshot can use this index again.
+        """
         ...
 
     def plan(self, held: Mapping[int, Header], instead: str) -> ReadPlan:

@@ -1,4 +1,4 @@
-"""Errors in saving or reading a state or data. They are reported to the job before they end the script."""
+"""Errors in saving or reading a state or data, which are reported to the job before they end the script."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class RestorePoint:
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """Facts about a restored state that the first snapshot after the restore needs."""
+    """Facts about a restored state. The first snapshot of this round needs them."""
 
     values: Mapping[str, Any]
     """This rank's values, by object."""
@@ -137,7 +137,10 @@ def _durable(session: Session, start: Start, reading: contextlib.ExitStack) -> D
 
 
 def _newer(start: Start, in_memory: SnapshotId) -> Durable | None:
-    """Return the checkpoint that LATEST names if it belongs to this job and is newer than the snapshot in memory."""
+    """Return the newest checkpoint in storage, or None unless it belongs to this job and is newer than `in_memory`.
+
+    `in_memory` is the snapshot that the agents have. The newest checkpoint is the one that the object LATEST names.
+    """
     latest = start.durable
     if latest is None or latest.uid != start.uid or start.restore.bars(latest, start.uid):
         return None

@@ -58,7 +58,9 @@ class Finished(Generic[T]):
 
 
 def run(path: str, main: Callable[[], T]) -> T:
-    """Run `main` in one round after the other, under the agent. See `trainingjob.run`.
+    """Run `main` under the agent, once for each round. See `trainingjob.run`.
+
+    A round is a period in which the set of ranks stays the same.
 
     Args:
         path: Path of the agent's socket.
@@ -140,7 +142,7 @@ def _one_round(
 ) -> Union[Finished[T], Left]:
     """Call `main` in one round. Return its result if the run is complete, or a Left message if the process stays.
 
-    All other exceptions of `main` are raised. They end the process, and a new process takes its place.
+    All other exceptions of `main` are raised. They end the process, and the agent starts a new one.
 
     Raises:
         SystemExit: When the script exits by itself.

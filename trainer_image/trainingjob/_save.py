@@ -51,16 +51,16 @@ class OwnShard:
         self._shared_buffers: Mapping[str, Any] = {}
         """Buffers that rank 0 saves for all ranks."""
         self._values_text = bytearray(1)
-        """This rank's values, as they stand in its shard."""
+        """This rank's values, as its shard contains them."""
         self._values_array = session.ranks.memory(self._values_text)
         self._snapshot_count, self._next_check = 0, 1
-        """Snapshots so far, and the one before which ranks compare the arrays that they should hold alike."""
+        """Number of snapshots so far, and the number of them at which ranks next compare their replicated arrays."""
 
     def current(self) -> tuple[StateIndex, Snapshots]:
         """Return the index of the script's objects in their present state, and the snapshots.
 
-        The ranks also compare the arrays that must be the same on all of them, because arrays may come to differ later.
-        After each comparison, twice as many snapshots pass until the next one.
+        The ranks also compare the arrays that must be the same on all ranks, because these may differ after later
+        steps. After each comparison, twice as many snapshots pass until the next one.
 
         Raises:
             InvalidInput: Arrays can't be saved, or differ between ranks.
@@ -76,7 +76,7 @@ class OwnShard:
     def update(
         self, arrays: Mapping[str, Any], buffers: Mapping[str, Any], values: Mapping[str, Any]
     ) -> tuple[StateIndex, Snapshots]:
-        """Return the index of these arrays and the snapshots. A new index is made if the arrays are new objects."""
+        """Return the index of the given arrays, and the snapshots. If the arrays are new objects, the index is new."""
         text = _values.encode(values, "state")
         if len(text) > len(self._values_text):
             self._values_text = bytearray(int(len(text) * GROWTH) + 4096)
@@ -116,7 +116,7 @@ class OwnShard:
 
 
 class Saver:
-    """Writer of the snapshots of a `State`. It limits their share of the training time."""
+    """Writer of the snapshots of a `State`, which limits the share of the training time that snapshots take."""
 
     def __init__(self, session: Session, contents: Contents, shard: OwnShard, overhead: float) -> None:
         """Prepare to save snapshots when the script commits steps.
@@ -257,7 +257,7 @@ class Saver:
         return self.saving
 
     def _new_saving(self, snapshots: Snapshots) -> Saving:
-        """Return an object that saves this round's snapshots, together with the history of the state."""
+        """Return an object that saves this round's snapshots. Each snapshot will contain the history of the state."""
         agent, checkpoint, world, start = (
             self._session.agent, self._session.checkpoint, self._session.world, self.start_point,
         )  # fmt: skip

@@ -51,7 +51,7 @@ class WatchedOptimizer:
 
 
 class SavePoints:
-    """Commits after which a `State` can be saved. They follow from the steps of the optimizers.
+    """Commits after which a `State` can be saved, as far as the steps of the optimizers show.
 
     If the `State` has no optimizer, all optimizers that make steps in this process are watched, because one of them may
     be part of an object with its own `state_dict`. Until one of them makes a step, each commit is a save point.

@@ -21,7 +21,7 @@ from trainingjob._world import World
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """World, agent and settings of a `State`. They do not change while the process runs."""
+    """World, agent and settings of a `State`, which do not change while the process runs."""
 
     world: World
     ranks: Ranks
@@ -89,8 +89,8 @@ def open_session(world: World, ranks: Ranks, folder: Path) -> Session:
     """Return the session of this process, with its world, agent and settings.
 
     Args:
-        world: The world of this process.
-        ranks: Communication between the ranks of this world.
+        world: Rank of this process, and number of ranks.
+        ranks: Communication between the ranks.
         folder: Folder for snapshots outside of a job.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`trainingjob.State`: a script's state in node memory, on peers and in durable storage.
+"""`trainingjob.State`: a script's state in node memory, with copies on other nodes and in durable storage.
 
 `_restore` finds a saved state and restores the script's objects. `_save` takes snapshots. A state is saved right after
 an optimizer step (see `_save_points`).
@@ -26,10 +26,10 @@ from trainingjob._world import world
 
 
 class State:
-    """The state of a training script, saved in node memory, on peers and in durable storage.
+    """The state of a training script, saved in node memory, with copies on other nodes and in durable storage.
 
-    Give all objects to one State, call `restore` once before the loop, and `commit` after each step, on all ranks.
-    A State saves modules, optimizers, dicts of arrays, and each object with `state_dict` and `load_state_dict`. It
+    Give all objects to one State, call `restore` once before the loop, and `commit` after each step, on all ranks. A
+    State saves modules, optimizers, dicts of arrays, and each object with `state_dict` and `load_state_dict`. A State
     also saves the random numbers of Python, numpy and torch.
 
     Example::
@@ -40,11 +40,11 @@ class State:
             state.commit(step, durable=step == steps - 1)
 
     Args:
-        folder: Folder for snapshots outside of a job. Within a job it is not used.
+        folder: Folder for snapshots outside of a job. Within a job, the folder is not used.
         overhead: Share of the training time that snapshots may take.
-        gather: How several processes agree if they do not use torch.distributed. The function takes the bytes of a
-            rank and returns those of all ranks, in their order (`MPI.COMM_WORLD.allgather`,
-            `trainingjob.jax.gather`).
+        gather: Function by which several processes agree if they do not use torch.distributed. The function takes the
+            bytes of a rank and returns a list of the bytes of all ranks, in order of the ranks
+            (`MPI.COMM_WORLD.allgather`, `trainingjob.jax.gather`).
         **objects: The objects to save, by name.
 
     Raises:
@@ -134,8 +134,9 @@ class State:
     def restore(self, default: int = 0) -> int:
         """Restore all objects from the newest saved state. Call this method once before the loop, on all ranks.
 
-        The state comes from the memory of this rank's node, from a peer, or from `spec.checkpoint.uri`. The number of
-        ranks, and the way in which they divide tensors, may have changed since the state was saved.
+        The state comes from the memory of this rank's node, from the memory of another node, or from
+        `spec.checkpoint.uri`. The number of ranks, and the way in which they divide tensors, may have changed since the
+        state was saved.
 
         Args:
             default: Value to return if nothing was saved.
@@ -183,8 +184,8 @@ class State:
 
         Raises:
             SystemExit: The workers are about to be stopped, and the state has been saved.
-            concertina_state.errors.InvalidInput: An array can't be saved, ranks differ in an array that they should
-                hold alike, or only an optimizer that the State does not have makes steps.
+            concertina_state.errors.InvalidInput: An array can't be saved, an array that should be the same on all
+                ranks differs, or only an optimizer that the State does not have makes steps.
         """
         self._saver.commit(step, durable)
 
@@ -204,9 +205,9 @@ _only: weakref.ref[State] | None = None
 
 
 def end_round() -> None:
-    """Close the `State` of a round that this process leaves (`trainingjob.run`).
+    """Close the `State` of the present round. A process calls this when it leaves a round of `trainingjob.run`.
 
-    The next round may create another one.
+    The script may then create another `State` in the next round.
     """
     global _only
     state = _only() if _only is not None else None

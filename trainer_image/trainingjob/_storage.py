@@ -1,4 +1,4 @@
-"""The client library of object stores."""
+"""Access to the client library of object stores, obstore."""
 
 from __future__ import annotations
 

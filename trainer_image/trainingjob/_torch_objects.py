@@ -161,8 +161,8 @@ class ModuleAdapter:
 def _is_array(name: str, value: Any) -> bool:
     """Return whether an entry of a module's state is saved as an array.
 
-    Extra state may be a tensor, but is not saved as an array. Each call of `state_dict` creates it anew, so it can't be
-    filled in place. It is passed to the module's `load_state_dict` instead.
+    A module's extra state may be a tensor, but is not saved as an array. Each call of `state_dict` creates a new
+    tensor, so this tensor can't be filled in place. It is passed to the module's `load_state_dict` instead.
     """
     return isinstance(value, Tensor) and name.rpartition(".")[2] != EXTRA_STATE
 
@@ -514,7 +514,8 @@ def torch_adapters_of(objects: Mapping[str, Any], existing: Mapping[str, StateAd
 
     Args:
         objects: The objects that a script adds to its `State`.
-        existing: The adapters that the `State` already has. A new scheduler may belong to one of these optimizers.
+        existing: The adapters that the `State` already has. The optimizer of a new scheduler may be among their
+            objects.
     """
     modules = {name: value for name, value in objects.items() if isinstance(value, Module)}
 
@@ -559,7 +560,7 @@ def _is_fsdp1(module: Module) -> bool:
 def _optimizer_adapter(
     name: str, optimizer: Optimizer, names: Callable[[], Mapping[int, str]], fsdp1_modules: Sequence[Module]
 ) -> StateAdapter:
-    """Return an adapter for an optimizer. The class depends on whether it trains one of the FSDP1 modules."""
+    """Return an adapter for an optimizer. Its class depends on whether the optimizer trains an FSDP1 module."""
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     modules = (module for module in fsdp1_modules if any(id(parameter) in trained for parameter in module.parameters()))
     module = next(modules, None)

@@ -65,9 +65,9 @@ class TorchRanks:
         return ArrayShard(tensor, array.offsets, array.shape) if isinstance(array, ArrayShard) else tensor
 
     def differing(self, arrays: Mapping[str, Any]) -> list[str]:
-        """Return the names of the arrays that differ between ranks. Only the sums of the arrays are compared.
+        """Return the names of the arrays that differ between ranks.
 
-        So only sums must be copied from the device.
+        Only the sums of the arrays are compared, so that only these sums are copied from the device.
 
         Raises:
             InvalidInput: The ranks have arrays of other names.

@@ -59,6 +59,8 @@ HEADER_THREADS = 8
 """Number of headers that are read at the same time."""
 WRITE_THREADS = 4
 """Number of files that `convert` writes at the same time. Each needs memory for one tensor."""
+Arrange = Callable[["StoredCheckpoint", Mapping[str, Entry]], Mapping[str, Entry]]
+"""Function that receives a checkpoint and its entries by flat key, and returns the entries to write."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +82,8 @@ class _Contents:
     def metadata(self) -> Metadata:
         """Names, dtypes and shapes of everything in the checkpoint, as DCP expects them.
 
-        For DCP, each tensor is stored as one piece, so a request is one box, which `fill` looks up in all shards.
+        DCP is told that each tensor is stored as one piece. So DCP requests one box (rectangular part) of a tensor at a
+        time, and `fill` finds the shards that contain the box.
         """
         return Metadata(
             {key: _metadata_of(entry) for key, entry in self.entries.items()},
@@ -109,12 +112,12 @@ class Reader(StorageReader):
     `StateDictOptions(flatten_optimizer_state_dict=True)`.
 
     Args:
-        uri: URI (s3://, gs://, az:// or file://) of a checkpoint, or of a run's folder for the checkpoint that LATEST
-            names.
+        uri: URI (s3://, gs://, az:// or file://) of a checkpoint or of a run's folder. In a run's folder, the reader
+            loads the newest checkpoint, which the object LATEST names.
 
     Raises:
-        concertina_state.errors.InvalidInput: In `dcp.load`: the checkpoint is damaged, or the state dict requests what
-            it does not have.
+        concertina_state.errors.InvalidInput: In `dcp.load`: the checkpoint is damaged, or the state dict has a key that
+            the checkpoint does not have.
     """
 
     def __init__(self, uri: str) -> None:
@@ -153,7 +156,8 @@ class Reader(StorageReader):
         """Check that all ranks read the same checkpoint.
 
         Raises:
-            InvalidInput: LATEST was changed while the ranks read it, so they have opened different checkpoints.
+            InvalidInput: A newer checkpoint was published while the ranks opened it, so they have opened different
+                ones.
         """
         if len(uris := {plan.storage_data for plan in plans}) > 1:
             found = ", ".join(sorted(uris))
@@ -177,6 +181,7 @@ class Reader(StorageReader):
                 if isinstance(entry, Value):
                     _give(entry.value, request, planner)
                 else:
+                    assert isinstance(entry, StoredArray)  # only `write` derives arrays
                     requests.append((request, entry))
             self._read(requests, planner, self._contents)
         done: Future[None] = Future()
@@ -216,8 +221,13 @@ class _CopyPlanner(DefaultSavePlanner):
         entry = self._contents.entries[index.fqn]
         if isinstance(entry, Value):
             return entry.value
-        tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
-        self._contents.fill({own_chunk(entry.name, entry.dtype, entry.shape): tensor})
+        if isinstance(entry, StoredArray):
+            return self._read(entry)
+        return entry.compute([self._read(source) for source in entry.sources])
+
+    def _read(self, array: StoredArray) -> Tensor:
+        tensor = torch.empty(array.shape, dtype=DTYPES[array.dtype])
+        self._contents.fill({own_chunk(array.name, array.dtype, array.shape): tensor})
         self._advance(tensor.nbytes)
         return tensor
 
@@ -228,7 +238,8 @@ def convert(uri: str, folder: str | os.PathLike[str], advance: Callable[[int], N
     The keys are those of `Reader`. The folder has no checksums.
 
     Args:
-        uri: URI of a checkpoint, or of a run's folder for the checkpoint that LATEST names.
+        uri: URI of a checkpoint or of a run's folder. In a run's folder, the newest checkpoint is written, which the
+            object LATEST names.
         folder: Empty or new folder on this machine.
         advance: Function that is called with the number of bytes just read.
 
@@ -239,6 +250,15 @@ def convert(uri: str, folder: str | os.PathLike[str], advance: Callable[[int], N
         concertina_state.errors.InvalidInput: The checkpoint is damaged, or its frozen weights are stored elsewhere, or
             the folder is not empty.
         concertina_state.objects.prefix.StorageError: Storage can't be read.
+    """
+    return write(uri, folder, lambda checkpoint, entries: entries, advance)
+
+
+def write(uri: str, folder: str | os.PathLike[str], arrange: Arrange, advance: Callable[[int], None]) -> str:
+    """Write those entries of a checkpoint that `arrange` returns as a folder of DCP. See `convert`.
+
+    Raises:
+        InvalidInput: As in `convert`.
     """
     _storage.find_client()
     from concertina_state.checkpoints.reader import opened, resolve
@@ -252,8 +272,10 @@ def convert(uri: str, folder: str | os.PathLike[str], advance: Callable[[int], N
                 "it as a Hugging Face model instead."
             )
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        planner = _CopyPlanner(_Contents.of(checkpoint), advance)
-        dcp.save({}, storage_writer=FileSystemWriter(folder, thread_count=WRITE_THREADS), planner=planner, no_dist=True)
+        contents = _Contents.of(checkpoint)
+        arranged = dataclasses.replace(contents, entries=arrange(checkpoint, contents.entries))
+        writer, planner = FileSystemWriter(folder, thread_count=WRITE_THREADS), _CopyPlanner(arranged, advance)
+        dcp.save({}, storage_writer=writer, planner=planner, no_dist=True)
         return checkpoint.uri
 
 
@@ -266,7 +288,7 @@ def _write_item(key: str, entry: TensorStorageMetadata | BytesStorageMetadata) -
 
 
 def _metadata_of(entry: Entry) -> TensorStorageMetadata | BytesStorageMetadata:
-    if isinstance(entry, StoredArray):
+    if not isinstance(entry, Value):
         return _tensor_metadata(DTYPES[entry.dtype], entry.shape)
     if isinstance(entry.value, torch.Tensor):
         return _tensor_metadata(entry.value.dtype, entry.value.shape)

@@ -70,7 +70,7 @@ def train(trainer: Trainer, *, folder: str = "checkpoints", overhead: float = 0.
 class NothingLeft(Exception):
     """Exception: all steps were already trained before the restart.
 
-    It stops the Trainer, which would otherwise train one more step.
+    The exception stops the Trainer, which would otherwise train one more step.
     """
 
 

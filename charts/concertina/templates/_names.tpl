@@ -55,25 +55,25 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   resources: [trainingjobs/status]
   verbs: [patch]
 - apiGroups: [concertina.dev]
-  resources: [trainingjobs/finalizers] # asked for by OwnerReferencesPermissionEnforcement: pods block their job's deletion
+  resources: [trainingjobs/finalizers] # OwnerReferencesPermissionEnforcement requires it, because pods block the deletion of their job
   verbs: [update]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, create, patch, delete] # patch: those of a failed job are ended in place, for their logs
+  verbs: [get, list, watch, create, patch, delete] # patch: the operator ends pods of a failed job in place, which keeps their logs
 - apiGroups: [""]
-  resources: [secrets] # a job's identity is written, and never read
+  resources: [secrets] # the operator writes a job's certificates, and never reads them
   verbs: [create]
 - apiGroups: [""]
   resources: [events]
   verbs: [create, patch]
 {{- if eq (include "concertina.clusterMode" .) "true" }}
 - apiGroups: [scheduling.k8s.io, scheduling.volcano.sh, scheduling.x-k8s.io]
-  resources: [podgroups] # of jobs with spec.scheduling.gang; patch: minReplicas has changed
+  resources: [podgroups] # for jobs with spec.scheduling.gang; patch: for a change of minReplicas
   verbs: [get, create, patch, delete]
 - apiGroups: [resource.k8s.io]
-  resources: [resourceclaims, resourceclaimtemplates] # workersPerReplica Auto: GPUs of the template's claims
+  resources: [resourceclaims, resourceclaimtemplates] # to count the GPUs of the template's claims for workersPerReplica: Auto
   verbs: [get]
-- apiGroups: [kueue.x-k8s.io] # docs/queues.md; without Kueue nothing is there to be read or written
+- apiGroups: [kueue.x-k8s.io] # see docs/queues.md; unused without Kueue
   resources: [workloads]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [kueue.x-k8s.io]
@@ -116,11 +116,11 @@ Review
 {{- define "concertina.clusterRules" -}}
 {{- if .Values.nodes.enabled -}}
 - apiGroups: [""]
-  resources: [nodes] # jobs may run on any: which of them died, and which are about to
+  resources: [nodes] # to notice nodes that have failed or are about to stop
   verbs: [get, list, watch]
 {{ end -}}
 {{- if eq (include "concertina.clusterMode" .) "true" -}}
-- apiGroups: [kueue.x-k8s.io] # which nodes a queue's quota is for, and priorities
+- apiGroups: [kueue.x-k8s.io] # to read the nodes of a queue's quota, and priorities
   resources: [resourceflavors, workloadpriorityclasses]
   verbs: [list, watch]
 - apiGroups: [scheduling.k8s.io]

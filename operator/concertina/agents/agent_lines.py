@@ -1,6 +1,6 @@
-"""Limit on the memory for lines from agents that the operator has not handled yet.
+"""Limit on the memory that lines from agents use until the operator has handled them.
 
-Decision "Size limits of lines from agents" gives the reason.
+Each line is a message. Decision "Size limits of lines from agents" gives the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_HELD_BYTES = 16 << 20
 class HeldLines:
     """Memory budget that the agents of one namespace share for long lines.
 
-    Incomplete lines count, and so do lines that wait to be handled.
+    A line counts from the arrival of its first part until the operator has handled the line.
     """
 
     def __init__(self, most_bytes: int = MOST_HELD_BYTES) -> None:
@@ -35,7 +35,7 @@ class HeldLines:
         self._free_bytes -= count
 
     def give_back(self, count: int) -> None:
-        """Give `count` bytes back to the namespace's memory budget, after their line was handled."""
+        """Give `count` bytes back to the namespace's memory budget, after the operator has handled a line."""
         self._free_bytes += count
 
 
@@ -87,7 +87,7 @@ class BoundedConnection(Connection):
     async def _read_piece(self) -> bytes:
         """Read up to the end of the line or of the stream.
 
-        If a line is longer than the reader's buffer, only the part in the buffer is read.
+        If a line is longer than the reader's buffer, return only the part that is in the buffer.
         """
         try:
             return await self.reader.readuntil()

@@ -65,14 +65,19 @@ class Allowance:
 
     @property
     def untouched(self) -> bool:
-        """True if the budget is as large as at the start. This object can then be dropped and created again later."""
+        """True if the budget is as large as at the start.
+
+        The caller then drops this object to save memory. A new object for the same namespace would have the same
+        budget.
+        """
         return self._paid_at <= self._clock() - SAVED_SECONDS
 
     async def handle(self, line: Callable[[], T]) -> T:
         """Handle one line when its turn comes, charge its cost, and return the result.
 
         Args:
-            line: Function that reads and handles the line in the event loop. If no line waits, it is called at once.
+            line: Function that reads and handles the line in the event loop. If no other line waits, the function is
+                called at once.
         """
         owes = self._paid_at > self._clock()
         if self._serving is None and not owes and self._held_seconds < HOLD_SECONDS:
@@ -84,10 +89,10 @@ class Allowance:
         return await result
 
     async def _serve(self) -> None:
-        """Handle the waiting lines, for at most HOLD_SECONDS in one turn of the event loop.
+        """Handle the waiting lines, for at most HOLD_SECONDS before the event loop runs other tasks.
 
-        With a lock instead, each turn would handle only one line. While a thousand jobs start, a turn takes
-        milliseconds, so lines would arrive faster than they are handled.
+        While a thousand jobs start, the other tasks take milliseconds each time. If this task handled only one line at
+        a time, lines would arrive faster than they are handled.
         """
         try:
             while self._waiting:

@@ -84,7 +84,8 @@ COUNTS = {
 def separators(line: bytes) -> int:
     """Return the number of commas and opening brackets in a line.
 
-    The number of JSON values in the line is at most this number plus one.
+    A line has at most this number of JSON values plus one. The operator can therefore refuse a line with too many
+    values before it decodes the line.
     """
     return line.count(b",") + line.count(b"[") + line.count(b"{")
 
@@ -229,8 +230,8 @@ def _bound(hint: Any, field: str, least: int = 0) -> Bound | None:
 def _unless(bound: Bound, absent: float) -> Bound:
     """Return a function like `bound` that also replaces the number `absent` by None.
 
-    In messages, `absent` means that there is no value. When `bound` clamps another number, the result may also be
-    `absent`.
+    In messages, the number `absent` stands for a missing value. A value that `bound` clamps to `absent` becomes None
+    too.
     """
 
     def within(value: Any) -> Any:
@@ -247,7 +248,10 @@ def _or_none(bound: Bound) -> Bound:
 def _entries(bounds: list[Bound | None], most: int) -> Bound:
     """Return the function that cuts a tuple to `most` entries and limits each entry.
 
-    The entries have one common type, or each has its own.
+    Args:
+        bounds: Function that limits each entry: a single function for all entries, or one function per position. None
+            stands for no limit.
+        most: Largest number of entries to keep.
     """
 
     def within(value: Any) -> Any:

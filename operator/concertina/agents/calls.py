@@ -134,9 +134,9 @@ class StreamCalls:
         return await future
 
     def answered(self, message: protocol.Message) -> bool:
-        """Use a message as the answer to the oldest open call. Return whether the message was such an answer.
+        """Use a message as the answer to the oldest open call, and return True. Return False for a report.
 
-        While an answer is expected, every message that is not a report is an answer.
+        While a call is open, every message that is not a report is an answer.
         """
         if not self._pending_answers or isinstance(message, protocol.Report | protocol.ReportChange):
             return False
@@ -189,10 +189,17 @@ async def connection(
 ) -> AsyncIterator[Connection]:
     """Connect to an agent, send `message`, and yield the connection.
 
+    Args:
+        identity: Parameters of the job's connections.
+        address: Address of the agent.
+        message: First message on the connection.
+        waits: Function to call with True before the connection waits for its handshake, and with False when the
+            handshake begins.
+
     Raises:
         OSError: When the agent cannot be reached.
         TimeoutError: When the connection or its handshake takes longer than DIAL_SECONDS.
-        CallError: When this operator may no longer send a Relay.
+        CallError: When `message` is a Relay and another operator may be the leader.
     """
     opened = await _opened(identity, address, waits)
     try:
@@ -206,9 +213,10 @@ async def connection(
 
 @contextlib.asynccontextmanager
 async def calls_on(opened: Connection, identity: ConnectionIdentity, address: str) -> AsyncIterator[StreamCalls]:
-    """Yield an object for calls over a report stream.
+    """Yield an object with which the operator makes calls to an agent over an open report stream.
 
-    Calls use the stream once the caller has added the object to `identity.streams`, until the stream ends.
+    The caller adds the object to `identity.streams`. From then on, all calls to the agent use this stream, until the
+    stream ends.
     """
     calls = StreamCalls(opened)
     try:
@@ -298,7 +306,7 @@ async def _secured(dialled: socket.socket, identity: ConnectionIdentity) -> Conn
 
 
 async def receive(connection: Connection, identity: ConnectionIdentity, address: str) -> protocol.Message:
-    """Return the next message.
+    """Wait for the next message of the agent, and return it with its values limited.
 
     Raises:
         ClosedError: When the connection ends.
@@ -413,7 +421,7 @@ async def relay(
     """Ask the agent at `address` to pass a message on to other agents. Yield each replica with its answer.
 
     The iterator ends after the last answer, after an error, or when no answer arrives for `silence` seconds. It raises
-    nothing. The caller must call the replicas that have not answered in another way.
+    nothing. The caller must call each replica without an answer itself.
 
     Args:
         identity: Parameters of the job's connections.
@@ -421,7 +429,8 @@ async def relay(
         line: Encoded Prepare or Assign message.
         to: Address of each replica to which the agent passes the message on.
         silence: Longest time in seconds between two answers.
-        waits: Function to call when the connection must wait for its handshake.
+        waits: Function to call with True before the connection waits for its handshake, and with False when the
+            handshake begins.
     """
     candidates = tuple(protocol.Candidate(*entry) for entry in to.items())
     passed_on, waiting = protocol.Relay(identity.uid, line, candidates), dict(to)

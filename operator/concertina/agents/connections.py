@@ -112,8 +112,8 @@ class AgentConnection:
     def told(self, offset: float) -> AgentView:
         """Return the last known state of the agent, with `offset` seconds added to all times.
 
-        If nothing has changed since the last call of this function, the result is the same object. Of a thousand
-        agents, only a few change between two passes.
+        If the state and the offset are the same as at the last call, the result is the same object. Most of a job's
+        agents do not change between two planning passes, so this saves time.
         """
         if (
             self._last_told is None
@@ -207,7 +207,7 @@ class AgentConnections:
             created: Creation time of the job in Unix seconds.
             master_key: Master key of the job.
             namespace: Namespace of the job.
-            members: Number of members that the job may have now.
+            members: Largest number of members that the agents may report now. It limits the size of their messages.
         """
         if uid not in self._jobs:
             derivation = asyncio.get_running_loop().run_in_executor(
@@ -252,8 +252,10 @@ class AgentConnections:
         """Open a report stream to each agent in `addresses`, and close all other streams of the job.
 
         A stream with a call in progress is closed after the call. If the job was deleted meanwhile, nothing happens.
-        Streams of idle agents are reopened when the job gets its first round, and when its coordinator becomes known
-        (decision "New pods ask the coordinator what to import").
+
+        An idle agent learns from the first message of a stream whether the job has a round, and the address of the
+        job's coordinator (the agent of rank 0). This method therefore opens the streams to idle agents again when one
+        of these values changes (decision "New pods ask the coordinator what to import").
 
         Args:
             uid: Uid of the job.
@@ -304,7 +306,10 @@ class AgentConnections:
         task.add_done_callback(job.calls.discard)
 
     def _begin(self, job: _JobConnections, send: Send) -> Call | None:
-        """Record a call to an agent and return the call; None if the call must not be made now."""
+        """Record a call to an agent, and return the call.
+
+        The result is None if the same call is in progress, has been answered, or failed less than RETRY_SECONDS ago.
+        """
         uid, message = job.identity.uid, send.message
         connection = job.connections.setdefault(send.replica, AgentConnection())
         kind = CALLS[type(message)]
@@ -389,7 +394,11 @@ class AgentConnections:
         await asyncio.gather(*(self._call(job, *entry) for entry in waiting.values()))
 
     def _on_waits(self, job: _JobConnections, part: list[tuple[Send, Call]], turn: bool) -> None:
-        """Record whether these calls are waiting because the operator limits the number of handshakes at a time."""
+        """Record that the calls in `part` wait for their TLS handshake (`turn` is true), or that they no longer wait.
+
+        The operator limits the number of handshakes at a time. The waiting time does not count as silence of the
+        agents.
+        """
         for send, under_way in part:
             self._change(job, send, under_way, sent_at=None if turn else self._clock())
 
@@ -406,7 +415,8 @@ class AgentConnections:
     def _tell(self, job: _JobConnections, at_once: bool) -> None:
         """Report that the state of a job's agents has changed, so that the job is planned again.
 
-        The report is made at once, or together with later changes.
+        If `at_once` is false, the report is delayed for TOGETHER_SECONDS, so that several changes cause one planning
+        pass.
         """
         if job.tell_timer is not None:
             if not at_once:
@@ -422,7 +432,7 @@ class AgentConnections:
     def _change(self, job: _JobConnections, send: Send, under_way: Call, **changes: Any) -> bool:
         """Update the recorded call to a replica, and return whether the call is still recorded.
 
-        The record is gone if the replica's pod is gone, or if a later call of the same kind was made.
+        The operator no longer records a call after the replica's pod is gone, or after a later call of the same kind.
         """
         kind = CALLS[type(send.message)]
         connection = job.connections.get(send.replica)
@@ -493,10 +503,12 @@ class AgentConnections:
 
 
 def _parts(batch: list[tuple[Send, Call]], job: _JobConnections) -> list[list[tuple[Send, Call]]]:
-    """Split a batch of calls into parts of similar size; their number is about the square root of the number of calls.
+    """Split a batch of calls into parts. In each part, one agent passes the message on to the other agents.
 
-    A replica is always in the same part, because agents keep the connections among them. The first call of a part is to
-    a connected agent if there is one, because that agent passes the message on.
+    There are about as many parts as calls in each part, so the time to pass a message on grows with the square root of
+    the number of calls. A replica is in the same part each time, because the agents of a part reuse their connections
+    to each other. The first call of a part is to a connected agent if the part has one, because the first agent passes
+    the message on.
     """
     count = math.isqrt(len(batch) - 1) + 1
     parts: list[list[tuple[Send, Call]]] = [[] for _ in range(count)]
@@ -526,10 +538,10 @@ def asked(waits: bool, uid: str = "", jobs: int = 1, coordinator: str = "") -> p
     """Return the Watch message, which asks an agent for reports.
 
     Args:
-        waits: Whether the job has no round yet.
+        waits: Whether the job has no round yet. Idle agents then report less often.
         uid: Uid of the job.
-        jobs: Number of jobs of this operator.
-        coordinator: Address of the job's coordinator; empty if unknown.
+        jobs: Number of jobs of this operator. With more jobs, agents report their progress less often.
+        coordinator: Address of the job's coordinator (the agent of rank 0); empty if unknown.
     """
     pace = max(FASTEST_SECONDS, min(SLOWEST_SECONDS, jobs / NUMBERS_A_SECOND))
     idle_beat = constants.WAITING_BEAT if waits else protocol.REPORT_SECONDS
@@ -549,9 +561,9 @@ def _result(reply: object) -> CallResult:
 
 
 def _assigned(view: AgentView, report: protocol.Report) -> Call | None:
-    """Return this operator's Assign call if `report` contains the first progress of the round; None otherwise.
+    """Return the Assign call, which gave the agent its rank, if `report` has the round's first progress.
 
-    The Assign call gave the agent its rank in that round.
+    The result is None otherwise. The time from the call to the report is observed in a metric.
     """
     last_report, assign = view.report, view.assign
     if report.progress is None or assign is None or (assign.round, assign.claim) != (report.round, report.claim):

@@ -22,7 +22,7 @@ With fewer jobs, the failure of one node with two coordinators would look like a
 class _HeardJob:
     """Replicas of one job whose agent is connected, and those whose agent was lost.
 
-    Once the job has trained, it has a vote on whether the operator's network works.
+    A job votes on whether the operator's network works. It has a vote once it has trained.
     """
 
     namespace: str = ""
@@ -34,17 +34,21 @@ class _HeardJob:
 
     @property
     def votes_silent(self) -> bool | None:
-        """True if none of the job's agents is connected; None if the job has no vote."""
+        """True if none of the job's agents is connected; None if the job has no vote.
+
+        A job has a vote on whether the operator's network works once it has trained and one of its agents was
+        connected.
+        """
         if not self.namespace or not (self.heard or self.lost):
             return None
         return not self.heard
 
 
 class AgentConnectivityMonitor:
-    """Counts the jobs that were connected and have become silent.
+    """Decides whether the operator has lost its own network connection, from the number of jobs that became silent.
 
-    A namespace counts as silent if at least half of its jobs are silent. A tenant with many jobs therefore does not
-    decide for all others.
+    A namespace counts as silent if at least half of its jobs are silent. Namespaces are counted too, so that one tenant
+    with many jobs can't determine the result.
     """
 
     def __init__(self) -> None:

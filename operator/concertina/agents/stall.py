@@ -48,9 +48,9 @@ def later(view: AgentView, seconds: float) -> AgentView:
 
 
 def begun(view: AgentView, now: float) -> AgentView:
-    """Return the last known state of an agent, updated at the moment at which its report stream is being opened.
+    """Return the last known state of an agent, for the moment at which the operator begins to open its report stream.
 
-    The time for which the stream waited in the operator does not count as silence of the agent.
+    Before that, the stream waited in the operator. This waiting time does not count as silence of the agent.
     """
     waited = 0.0 if view.queued_at is None else now - view.queued_at
     wanted_at = now if view.wanted_at is None else view.wanted_at + waited
@@ -60,15 +60,16 @@ def begun(view: AgentView, now: float) -> AgentView:
 def is_same_call(viewed: Call | None, sent: Call) -> bool:
     """Return whether the recorded call `viewed` is the call `sent`.
 
-    The recorded time of sending may differ, because `later` may have moved it.
+    The times of sending are not compared: after a pause of the operator, the recorded time is moved later (see
+    `later`).
     """
     return viewed is not None and dataclasses.replace(viewed, sent_at=sent.sent_at) == sent
 
 
 def _call_later(call: Call | None, seconds: float) -> Call | None:
-    """Return the call with its times moved later by the `seconds` of a pause.
+    """Return the call with its times moved later by the `seconds` of a pause of the operator.
 
-    The call's answer may have arrived during the pause.
+    The time of the answer is moved too, because the answer may have arrived during the pause.
     """
     if call is None:
         return None

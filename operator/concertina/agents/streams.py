@@ -1,4 +1,4 @@
-"""Report stream of one agent. The operator opens it again after it breaks, for as long as it needs the reports."""
+"""Report stream of one agent. If the stream breaks, the operator opens it again while it needs the reports."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Lost:
 
     @property
     def refusal(self) -> ConnectionRefusal | None:
-        """Way in which the host refused the connection; None if the host did not refuse it."""
+        """Reason for which the agent's host refused the report stream; None if it did not refuse the stream."""
         return REFUSALS.get(self.end)
 
 
@@ -92,9 +92,15 @@ async def follow(
 ) -> None:
     """Keep a report stream to an agent open until this coroutine is cancelled.
 
-    The coroutine calls `on_waits` each time it opens a stream, and `on_report` with each report that differs from the
-    previous one. It calls `on_lost` if a stream can't be opened, breaks, or sends nothing for longer than `silence`
-    allows.
+    Args:
+        identity: Parameters of the job's connections.
+        address: Address of the agent.
+        ask: Function that returns the Watch message with which each stream begins.
+        on_waits: Function to call with True before a stream waits for its handshake, and with False when the handshake
+            begins.
+        on_report: Function to call with each report that differs from the previous one.
+        on_lost: Function to call if a stream can't be opened, breaks, or sends nothing for longer than `silence`
+            allows.
     """
     failures = 0
 
@@ -129,7 +135,7 @@ async def _stream(
         ):
 
             def handle(line: bytes) -> Lost | None:
-                """Handle one line. Return the end of the stream if the line ends it, and None otherwise."""
+                """Handle one line. If the stream must end after this line, return the reason; otherwise return None."""
                 nonlocal last, before
                 is_same, before = hash(line) == before, hash(line)
                 if is_same and not calls.wait:  # nothing has changed, which is the usual case
@@ -182,7 +188,10 @@ async def _stream(
 
 
 def silence(watch: protocol.Watch, report: protocol.Report | None) -> float:
-    """Return the seconds without a line after which a report stream counts as lost."""
+    """Return the seconds without a line after which a report stream counts as lost.
+
+    The limit can be longer for an idle agent, which may report less often.
+    """
     beat = watch.idle_beat if is_idle(report) else protocol.REPORT_SECONDS
     return protocol.SILENCE_SECONDS / protocol.REPORT_SECONDS * beat
 

@@ -17,10 +17,10 @@ def checkpoint_interval(spec: JobSpec | None, status: JobStatus) -> float | None
 
 
 def unsaved_seconds(spec: JobSpec | None, status: JobStatus, at: float) -> float | None:
-    """Return the seconds since the newest checkpoint that count towards the next one.
+    """Return the age of the newest checkpoint in seconds, for a comparison with the checkpoint interval.
 
-    The result is None if there is no checkpoint. If the next checkpoint is due after a number of steps, only the time
-    of the steps since the newest checkpoint counts. Time in which the job was suspended therefore does not count.
+    The result is None if there is no checkpoint. If a number of steps determines when the next checkpoint is due, the
+    age is the time of the steps since the newest checkpoint. Time in which the job was suspended is then not included.
 
     Args:
         spec: Spec of the job; None if it is invalid.

@@ -38,7 +38,7 @@ class TrainerClaim:
 
 
 def trainer_claims(spec: JobSpec) -> tuple[TrainerClaim, ...]:
-    """Return the claims whose GPUs determine the number of workers; empty if the spec sets that number."""
+    """Return the resource claims whose GPUs determine the number of workers; empty if the spec sets that number."""
     if spec.workers_per_replica != "Auto":
         return ()
     requests_by_claim: dict[str, list[str]] = {}

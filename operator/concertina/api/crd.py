@@ -146,8 +146,8 @@ def _default_of(field: Schema) -> dict[str, Any]:
     """Return the default value of an object.
 
     The default is an empty object, into which the API server adds the defaults of the fields. If the object has
-    validation rules, the default contains these values already, because the API server checks the rules before it adds
-    defaults.
+    validation rules, the default contains the defaults of the fields itself, because the API server checks the rules
+    before it adds defaults.
     """
     if "x-kubernetes-validations" not in field:
         return {}

@@ -26,7 +26,7 @@ class UndoneStates(StatusModel):
 
 
 class Growth(StatusModel):
-    """The last time that replicas joined the running job, and the number of failed attempts in a row."""
+    """When replicas last joined the running job, and how often in a row replicas that joined were lost soon after."""
 
     round: Count = Field(default=0, description="The round that the replicas joined; 0 if none has joined.")
     joined: tuple[Name, ...] = Field(default=(), max_length=100, description="Names (the first hundred).")
@@ -38,7 +38,11 @@ class Growth(StatusModel):
 
 
 class RequeueState(StatusModel):
-    """State of a job that waits for resources: its turns, and whether it has released its pods for other jobs."""
+    """State of a job that takes turns with other jobs that wait for resources.
+
+    The state says when the job's turn began, when its last turn ended without a start, and whether the job has deleted
+    its pods so that other jobs can start.
+    """
 
     count: Count = Field(default=0, description="Number of times in a row that the job released its pods or its turn.")
     since: Timestamp | None = Field(
@@ -126,9 +130,9 @@ def with_packed(status: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_nodes(members: tuple[Member, ...], listed: Any) -> Sequence[Member | Mapping[str, Any]]:
-    """Return the members, with the node names from the listed members added.
+    """Return `members`, with each node's name added from the member list of the status, `listed`.
 
-    Members with a node are returned as mappings, because the list has not been validated yet.
+    A member with a node is returned as a mapping. The caller validates it, because `listed` has not been validated yet.
     """
     entries = [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list) else []
     node_by_replica = {str(entry.get("replica")): entry["node"] for entry in entries if "node" in entry}

@@ -90,9 +90,9 @@ def in_words(words: Sequence[str]) -> bool:
 
 
 def _leads_on(words: Sequence[str], position: int) -> bool:
-    """Return whether the word at `position` only comes before the program that the command runs.
+    """Return whether the program that the command runs can still follow after the word at `position`.
 
-    Examples are `env` and its options.
+    This is so after a wrapper such as `env`, and after the options of a wrapper.
     """
     word = words[position]
     if _is_one(words[0], ("env",)) and "=" in word:
@@ -138,7 +138,12 @@ def _is_one(word: str, names: tuple[str, ...]) -> bool:
 
 
 def in_text(words: Sequence[str], expression: str) -> bool:
-    """Return whether a command is a shell with a script that runs a launcher. `expression` is one of TEXTS."""
+    """Return whether a command is a shell with a script that runs a launcher.
+
+    Args:
+        words: Words of the command.
+        expression: Regular expression for a script that runs a launcher: one of TEXTS.
+    """
     if len(words) < 3 or words[0] not in SHELLS or not (words[1].startswith("-") and words[1].endswith("c")):
         return False
     text = words[2]
@@ -156,7 +161,7 @@ PLACES = str(list(range(MOST_WORDS)))
 
 
 def cel_in_words() -> str:
-    """Return the CEL rule that corresponds to `in_words`. It accepts commands that run no launcher."""
+    """Return the CEL rule that corresponds to `in_words`. The rule accepts commands that run no launcher."""
     only_tells = " || ".join(
         f"has({words}) && {words}.exists(word, word in {list(ONLY_TELLS)})" for words in (COMMAND, ARGS)
     )
@@ -202,7 +207,7 @@ def _cel_is_option() -> str:
 
 
 def cel_in_text(expression: str) -> str:
-    """Return the CEL rule that corresponds to `in_text`. It accepts commands that run no launcher."""
+    """Return the CEL rule that corresponds to `in_text`. The rule accepts commands that run no launcher."""
     second = f"(size({COMMAND}) > 1 ? {COMMAND}[1] : {ARGS}[1 - size({COMMAND})])"
     text = f"(size({COMMAND}) > 2 ? {COMMAND}[2] : {ARGS}[2 - size({COMMAND})])"
     return _cel_rule(
@@ -224,6 +229,9 @@ def _cel_is_one(word: str, names: tuple[str, ...]) -> str:
 
 
 def _cel_raw(expression: str) -> str:
-    """Return a regular expression as a raw CEL string in which a dot matches every character, as with FLAGS."""
+    """Return a regular expression as a raw CEL string in which a dot also matches a line break.
+
+    The Python check uses the same mode (FLAGS), so that both checks accept the same commands.
+    """
     escaped = expression.replace("'", r"\x27")
     return f"r'(?s){escaped}'"

@@ -61,8 +61,8 @@ class LossHistory:
     def packed(self) -> str:
         """Return the history as compact text.
 
-        All times are stored first, then all values of one kind after the other, and times as differences, because
-        similar values next to each other compress well.
+        The text lists all times first (as differences), then all steps, all losses and all numbers of replicas. Similar
+        values are then next to each other and compress well.
         """
         times = [point.at for point in self.points]
         steps = [b - a for a, b in zip((0, *times), times, strict=False)]
@@ -77,7 +77,7 @@ class LossHistory:
 def unpacked(text: str) -> LossHistory:
     """Return the history from its packed text; an empty history if the text is invalid.
 
-    The same text always gives the same object.
+    The result is cached by text.
     """
     try:
         every, *columns = unpack(text)

@@ -56,8 +56,9 @@ def parse_spec(manifest: Mapping[str, Any]) -> JobSpec:
 def parse_stored(manifest: Mapping[str, Any]) -> tuple[JobSpec, tuple[str, ...]]:
     """Return the spec from a stored manifest without unknown fields, and the paths of the unknown fields.
 
-    The API server stores the fields of its CRD. The CRD of another version may have other fields, with default values
-    (decision "Version skew between CRD, operator and agents").
+    A stored manifest has the fields of the cluster's CRD, with default values. If the CRD is of another version than
+    this operator, it may have fields that the operator does not know (decision "Version skew between CRD, operator and
+    agents").
 
     Raises:
         SpecError: When the spec is missing, too large or invalid.

@@ -123,14 +123,19 @@ def _no_key_of_ours(spec: JobSpec) -> bool:
 
 
 def _while_suspended(field: str, *, optional: bool, with_suspend: bool = False) -> SpecRule:
-    """Return a rule that a field may change only while the job is suspended. The field is part of every pod.
+    """Return a rule that a field may change only while the job is suspended.
 
-    All replicas of a round must agree on such a field. With `with_suspend`, the field may also change in the same write
-    that suspends the job (decision "The write that suspends may change the template").
+    The field is part of every pod, and all replicas of a round must agree on its value.
 
-    In parts of the template without a schema, CEL can't detect each change: it compares values and the number of
-    fields, but not field names. The operator treats such a change as if the job had been suspended for it (decision
-    "Pods carry a hash of their spec").
+    The rule can miss a change in a part of the pod template without a schema: CEL compares values and the number of
+    fields, but not field names. The operator treats such a change as if the job had been suspended for the change
+    (decision "Pods carry a hash of their spec").
+
+    Args:
+        field: Path of the field in the spec.
+        optional: Whether the field may be absent.
+        with_suspend: Whether the field may also change in the same write that suspends the job (decision "The write
+            that suspends may change the template").
     """
     is_unchanged = f"self.{field} == oldSelf.{field}"
     if optional:

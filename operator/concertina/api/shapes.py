@@ -79,6 +79,6 @@ class _Template(Verbatim):
 
 
 class Shapes(Verbatim):
-    """Model with which a spec's pod template is checked. The resulting object is not used."""
+    """Model that checks a spec's pod template. Only its errors are used, not the resulting object."""
 
     template: _Template

@@ -194,7 +194,7 @@ class PackedTemplate(PodTemplate):
 
 @functools.lru_cache(4)
 def _decoded(template: bytes) -> PodTemplate:
-    """Return the decoded template. The result is cached, because a pass reads its job's template many times."""
+    """Return the decoded template. The result is cached, because a planning pass reads the template many times."""
     return PodTemplate.model_validate_json(template, strict=True)
 
 
@@ -246,7 +246,7 @@ class Elastic(Model):
 class Parallelism(ParallelismConfig):
     """Division of the work over ranks.
 
-    Ranks only work together in blocks, so the job's number of ranks is a multiple of the block's size.
+    Ranks work together in blocks of equal size, so the job's number of ranks is a multiple of that size.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -275,7 +275,7 @@ class Topology(Model):
 
 
 class Gang(enum.StrEnum):
-    """Mechanisms with which either all pods that a job needs get nodes together, or no pod does."""
+    """Mechanisms of gang scheduling: all pods that a job needs get nodes together, or no pod gets a node."""
 
     AUTO = "Auto"
     POD_GROUP = "PodGroup"
@@ -709,10 +709,11 @@ class JobSpec(Model):
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
-        """Sizes of the parallel groups in replicas: tensor, context, pipeline, expert-sharing group and block.
+        """Number of replicas in each kind of parallel group: tensor, context, pipeline, expert-sharing group and block.
 
-        A size is included only if it is larger than one and larger than the previous size. If the ranks of a group end
-        within a replica, the size is the smallest number of replicas that holds a whole number of such groups.
+        The sizes are in ascending order, without duplicates and without sizes of one replica. If a group ends within a
+        replica, its size is the smallest number of replicas that holds a whole number of groups. The operator uses the
+        sizes to keep the replicas of a group near each other in the network.
         """
         degrees = self.parallelism
         inner = (degrees.tensor, degrees.context, degrees.pipeline, degrees.expert_shards)

@@ -112,7 +112,7 @@ class JobProgress(StatusModel):
 
 
 class SnapshotMark(StatusModel):
-    """The newest snapshot in the memory of pods of which every part has a copy in another pod."""
+    """The newest snapshot in the memory of pods. Each part of the snapshot has a copy in another pod."""
 
     step: Count = Field(description="Its step.")
     at: Timestamp = Field(description="When the operator saw that it was complete.")

@@ -27,7 +27,7 @@ class Distance(enum.StrEnum):
 
 
 class Claim(StatusModel):
-    """The highest round that the operator has begun to form.
+    """Decision of the operator to begin a round. The status shows the newest claim, which has the highest round number.
 
     The claim is written to the status before any part of an older round is stopped.
     """
@@ -61,13 +61,16 @@ class Member(StatusModel):
     workers: Count = Field(description="Training processes in it.")
 
     def is_pod(self, uid: str) -> bool:
-        """Return whether the member's pod has this uid. In a large round, only the first characters are compared."""
+        """Return whether the member's pod has this uid.
+
+        In a large round, the status has only the first characters of each uid, so only these are compared.
+        """
         return _stands_for(self.uid, uid)
 
     def is_agent(self, instance: str) -> bool:
         """Return whether the member's agent process has this id.
 
-        In a large round, only the first characters are compared.
+        In a large round, the status has only the first characters of each id, so only these are compared.
         """
         return _stands_for(self.instance, instance)
 
@@ -140,10 +143,10 @@ class World(StatusModel):
 
     @property
     def latest_round(self) -> int:
-        """Number of the round that is being formed.
+        """Number of the round that is being formed, or else of the last round; 0 before the first round.
 
-        If no round is being formed, the number of the last round; 0 before the first round. A claim that ends the job
-        or its round has no round after it, so no round is being formed then.
+        A claim is the operator's decision to begin a round. A claim that ends the job or its round counts as no new
+        round.
         """
         return self.claim.round if self.claim and not self.claim.committed else self.round
 
@@ -175,9 +178,9 @@ status")."""
 def packed_members(members: tuple[Member, ...]) -> str:
     """Return the members as compact text.
 
-    All names are stored first, then all values of the next field, because similar values next to each other compress
-    well. Nodes are left out: in a small round, the member list contains them, and in a large one, the pods do. In a
-    large round, ids are shortened.
+    The text lists all names first, then all values of the next field, because similar values next to each other
+    compress well. A large round has shortened ids. The text has no node names: `status.world.members` lists the nodes
+    of a small round, and the pods show the nodes of a large round.
     """
     cut = shortened if len(members) > LISTED_MEMBERS else str
     rows = ((member.replica, cut(member.uid), cut(member.instance), member.workers) for member in members)
@@ -188,7 +191,7 @@ def packed_members(members: tuple[Member, ...]) -> str:
 def unpacked_members(text: str) -> tuple[Member, ...]:
     """Return the members from their packed text; empty if the text is invalid.
 
-    The same text gives the same objects.
+    The result is cached by text.
     """
     try:
         return tuple(

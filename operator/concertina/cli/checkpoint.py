@@ -9,7 +9,7 @@ import contextlib
 import enum
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -40,7 +40,20 @@ class Format(enum.Enum):
     """File formats to which a checkpoint can be exported."""
 
     HF = "hf"
+    PEFT = "peft"
+    SAFETENSORS = "safetensors"
     DCP = "dcp"
+    TORCHTITAN = "torchtitan"
+
+
+OPTIONS: Mapping[Format, Collection[str]] = {
+    Format.HF: ("--shard-gigabytes", "--data", "--ema"),
+    Format.PEFT: (),
+    Format.SAFETENSORS: ("--shard-gigabytes", "--ema"),
+    Format.DCP: (),
+    Format.TORCHTITAN: (),
+}
+"""Options of `export` that apply to a format."""
 
 
 @contextlib.contextmanager
@@ -143,48 +156,86 @@ def verify(uri: Uri) -> None:
     console.print(f"{checkpoint.uri} is undamaged: {parts} parts, {bytes_}, step {checkpoint.manifest.id.step}.")
 
 
-@app.command()
-def export(
+@app.command("export")
+def export_(
     uri: Uri,
-    out: Annotated[str, typer.Argument(help="Folder or URI for the Hugging Face model, or folder for dcp.")],
+    out: Annotated[str, typer.Argument(help="Folder or URI to write to; for dcp and torchtitan a folder.")],
     to: Annotated[
-        Format, typer.Option(help="hf: Hugging Face model. dcp: folder of torch.distributed.checkpoint, also moments.")
+        Format,
+        typer.Option(
+            help="hf: Hugging Face model. peft: its LoRA adapters only, for PEFT. safetensors: weights with their own "
+            "names. dcp: folder of torch.distributed.checkpoint, also with moments. torchtitan: the same with "
+            "torchtitan's names, for a Llama model."
+        ),
     ] = Format.HF,
-    shard_gigabytes: Annotated[float, typer.Option(min=1e-6, help="Maximum size of one file.")] = 5.0,
+    shard_gigabytes: Annotated[
+        float | None,
+        typer.Option(min=1e-6, help="Maximum size of one file (hf, safetensors). Default: 5.", show_default=False),
+    ] = None,
     data: Annotated[
         str,
-        typer.Option(help="URI of the run's data, which contain the tokenizer. Default: the URI that the run used."),
+        typer.Option(
+            help="URI of the run's data, which contain the tokenizer (hf). Default: the URI that the run used."
+        ),
     ] = "",
-    ema: Annotated[bool, typer.Option("--ema", help="Write the average of the weights (optimizer.emaDecay).")] = False,
+    ema: Annotated[
+        bool,
+        typer.Option("--ema", help="Write the average of the weights (optimizer.emaDecay; hf, safetensors)."),
+    ] = False,
 ) -> None:
-    """Write the weights of a checkpoint as a Hugging Face model, or all of it for torch.distributed.checkpoint."""
-    if to is Format.DCP:
+    """Write a checkpoint in a format that other tools read."""
+    given = {"--shard-gigabytes": shard_gigabytes is not None, "--data": bool(data), "--ema": ema}
+    with sentences():
+        _check_options(to, [option for option, is_given in given.items() if is_given])
+    if to in (Format.DCP, Format.TORCHTITAN):
         with sentences(Extra.TORCH):
-            _export_for_dcp(uri, out)
+            _export_for_dcp(uri, out, to)
         return
     with sentences(Extra.DATA):  # low-rank adapters are merged by numpy
         from concertina_state.checkpoints.reader import opened, resolve
         from concertina_state.objects.prefix import ObjectPrefix
         from concertina_trainer.export import export as exporting
+        from concertina_trainer.export import peft, plain
 
         target = ObjectPrefix(_target(out), create=True)
-        with opened(resolve(uri)) as checkpoint, _bar("exporting", exporting.size(checkpoint)) as advance:
-            max_bytes = int(shard_gigabytes * 1e9)
-            result = exporting.export(checkpoint, target, advance, max_bytes, _target(data) if data else "", ema)
-    console.print(f"{out}: {', '.join(result.files)}; step {checkpoint.manifest.id.step} of {checkpoint.uri}.")
-    console.print(result.tokenizer)
+        with opened(resolve(uri)) as checkpoint:
+            if to is Format.PEFT:
+                export = peft.export(checkpoint)
+            elif to is Format.SAFETENSORS:
+                export = plain.export(checkpoint, ema)
+            else:
+                export = exporting.export(checkpoint, _target(data) if data else "", ema)
+            with _bar("exporting", export.size) as advance:
+                files = export.write(target, advance, int((shard_gigabytes or 5) * 1e9))
+    console.print(f"{out}: {', '.join(files)}; step {checkpoint.manifest.id.step} of {checkpoint.uri}.")
+    if export.message:
+        console.print(export.message)
 
 
-def _export_for_dcp(uri: str, out: str) -> None:
+def _check_options(to: Format, given: Collection[str]) -> None:
+    """Check that each given option applies to the format.
+
+    Raises:
+        InvalidInput: When one does not.
+    """
+    from concertina_state.errors import InvalidInput
+
+    if unusable := [option for option in given if option not in OPTIONS[to]]:
+        raise InvalidInput(f"{', '.join(unusable)} does not apply to --to {to.value}: remove it.")
+
+
+def _export_for_dcp(uri: str, out: str, to: Format) -> None:
     from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
     from concertina_state.errors import InvalidInput
+    from concertina_trainer.export import torchtitan
     from trainingjob import dcp
 
     if "://" in out:
-        raise InvalidInput(f"{out} is a URI, and --to dcp writes to a folder of this machine: name a folder.")
+        raise InvalidInput(f"{out} is a URI, and --to {to.value} writes to a folder of this machine: name a folder.")
+    convert = torchtitan.convert if to is Format.TORCHTITAN else dcp.convert
     uri = resolve(uri)
     with _bar("exporting", StoredCheckpoint(uri).manifest.size) as advance:
-        dcp.convert(uri, out, advance)
+        convert(uri, out, advance)
     console.print(f"{out}: the checkpoint {uri}, for torch.distributed.checkpoint.load(checkpoint_id=...).")
 
 

@@ -258,8 +258,8 @@ def read(file: Path) -> EvidenceRecord:
 
 
 def _has_parts(job: Raw) -> bool:
-    """Return whether the metadata and the status of a manifest are objects, if the manifest contains them.
+    """Return whether `metadata` and `status` of a manifest are objects, if they are present.
 
-    The code that reads a manifest relies on that, because the API server accepts nothing else.
+    The API server guarantees this, and the code that reads jobs relies on it. A file may contain anything.
     """
     return all(isinstance(job.get(part) or {}, dict) for part in ("metadata", "status"))

@@ -58,7 +58,10 @@ class Readings:
         self._pairs: OrderedDict[str, tuple[tuple[float, Raw], tuple[float, Raw]]] = OrderedDict()
 
     def earlier(self, job: Raw, now: float) -> Raw | None:
-        """Return the earlier reading to compare with `job`; None for the first reading and after a long pause.
+        """Return the earlier reading to compare with `job`.
+
+        The result is None for the first reading, and if no browser has requested the job's page for more than
+        MOST_SECONDS.
 
         Args:
             job: Present reading.
@@ -187,7 +190,10 @@ def _page(render: Page, status: int = 200) -> web.Response:
 
 @web.middleware
 async def _as_page(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse requests for other host names, and show HTTP errors as a page."""
+    """Refuse requests with another host name, and show HTTP errors as a page.
+
+    Another host name can come from a web site that makes the user's browser read the dashboard (DNS rebinding).
+    """
     if request.host.rpartition(":")[0] not in HOSTS and request.host not in HOSTS:
         sentence = f"This is concertina dashboard. It answers only at http://{ADDRESS}."
         return _page(lambda nonce: trouble_page("Not here", sentence, nonce), 421)

@@ -45,9 +45,10 @@ def default_image() -> str:
 
 
 def manifest(options: DataJobOptions) -> Raw:
-    """Return the manifest of the Job.
+    """Return the manifest of the Indexed Job that builds the data.
 
-    Its name is derived from the options. If the same command is run again, it therefore follows the running Job.
+    The Job's name is derived from the options. A second run of the same command therefore follows the Job that is
+    already running.
     """
     digest = hashlib.sha256(repr(options).encode()).hexdigest()[:10]
     labels = {"app.kubernetes.io/managed-by": "concertina", "app.kubernetes.io/component": "data-build"}
@@ -94,7 +95,7 @@ def manifest(options: DataJobOptions) -> Raw:
 
 
 def _claim(text: str, index: int) -> tuple[str, str, str]:
-    """Return volume name, claim name and mount path from an option NAME=PATH.
+    """Return volume name, PersistentVolumeClaim and mount path from an option NAME=PATH.
 
     Raises:
         UserError: When the option does not have that form.
@@ -130,7 +131,10 @@ async def run(target: Target, options: DataJobOptions) -> int:
 
 
 async def _delete_ended_job(client: Client, namespace: str, name: str) -> None:
-    """Delete an earlier Job of this name that has ended, because its sources may have changed since."""
+    """Delete an earlier Job of this name that has ended, so that the data is built again.
+
+    The sources of the data may have changed since that Job.
+    """
     while True:
         try:
             job = await client.get(JOBS, namespace, name)

@@ -47,7 +47,7 @@ def judge(record: EvidenceRecord) -> tuple[JobEvidence, Diagnosis]:
     """Return the evidence from a record, and the diagnosis.
 
     Raises:
-        UserError: When the record contains an invalid time, which a status or a file can.
+        UserError: When the record contains an invalid time. Statuses and files can contain any text as a time.
     """
     try:
         rfc3339(record.at)

@@ -25,7 +25,8 @@ async def try_pod(client: Client, namespace: str, name: str, job: Raw) -> None:
     """Check that the API server would accept the job and one of its pods.
 
     Raises:
-        UserError: When the API server would refuse the pod from any operator.
+        UserError: When the API server finds an error in the pod itself. Refusals that may apply only to the caller, and
+            not to the operator, are ignored.
         ApiError: When the API server would refuse the job.
     """
     view = job_view(await client.apply(TRAINING_JOBS, namespace, name, job, dry_run=True))

@@ -330,10 +330,10 @@ class Fit:
 
 
 def _fit(spec: JobSpec, replicas: int, own: OwnDescription | None, gpu: Gpu, options: PlanOptions) -> Fit:
-    """Return the settings that the job's workers choose, at its smallest size.
+    """Return the settings that the job's workers choose when the job runs with its smallest number of replicas.
 
     Raises:
-        UserError: When the process does not answer as expected.
+        UserError: When the process that computes the settings does not answer as expected.
     """
     smallest = _layout(spec, min(spec.least_replicas, replicas), own)
     answer = _run_planning({**_request(smallest), "deviceBytes": gpu.memory}, options.python)

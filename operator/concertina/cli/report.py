@@ -1,4 +1,4 @@
-"""`concertina report`: write an HTML page about a run, which needs no network to be shown."""
+"""`concertina report`: write an HTML page about a run. The page can be shown without a network."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Controller of TrainingJobs. Each pass over a job observes the job, plans, and applies the plan."""
+"""Controller of TrainingJobs. In a planning pass, it observes a job, plans, and applies the plan."""

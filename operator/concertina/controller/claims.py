@@ -21,9 +21,9 @@ def unread(view: JobView) -> bool:
 async def count_gpus(client: Client, job: CachedJob) -> None:
     """Read the job's resource claims and set its number of workers for `workersPerReplica: Auto`.
 
-    If the claims can't be read, the reason is set instead. The claims are read once for each generation of the job, and
-    in each pass while there is a problem. In the case of a problem, a job with a round keeps that round's number of
-    workers.
+    If the claims can't be read, the function records the reason instead, and each planning pass reads the claims again.
+    A job with a round then keeps that round's number of workers. After a success, the claims are read again only when
+    the job's spec changes.
 
     Raises:
         ApiError: When the API server is unreachable.

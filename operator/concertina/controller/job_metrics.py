@@ -42,7 +42,7 @@ class JobFamily:
 
     @property
     def asked_for(self) -> str:
-        """Name of the metric in Prometheus queries."""
+        """Name of the metric in Prometheus queries: the name of a counter ends in `_total`."""
         return f"{self.name}_total" if self.counter else self.name
 
     def metric(self) -> CounterMetricFamily | GaugeMetricFamily:

@@ -85,8 +85,8 @@ def key_id(key: bytes) -> str:
 async def read(client: Client, settings: OperatorSettings) -> MasterKeys:
     """Return the master keys. If the Secret does not exist and the settings allow it, create it.
 
-    If several operators find no Secret at the same time, the API server accepts only one, and all operators get its
-    keys. This coroutine waits until the API server is reachable.
+    If several operators create the Secret at the same time, the API server accepts the Secret of only one, and all
+    operators use the keys in that Secret. This coroutine waits until the API server is reachable.
 
     Raises:
         MasterKeyError: When the Secret cannot be read or created, or has no usable key.

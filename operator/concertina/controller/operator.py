@@ -185,8 +185,8 @@ class Operator:
 
         Args:
             settings: Settings of the operator.
-            client: Client for passes and watches.
-            pods: Client for writes outside of the passes.
+            client: Client for planning passes and watches.
+            pods: Client for writes in the background.
             lease: Lease that this process holds.
             keys: Master keys.
             trace: Function that exports traces, or None.

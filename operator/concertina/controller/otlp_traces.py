@@ -1,8 +1,8 @@
 """Export rounds as OpenTelemetry traces to a collector, by OTLP over HTTP.
 
-A thread of the SDK sends the traces. If it can't keep up, traces are dropped, so that no pass waits for a collector
-(decision "Traces are dropped, not waited for"). OpenTelemetry's environment variables set the destination and other
-options (docs/tracing.md).
+A thread of the SDK sends the traces. If the thread can't keep up, traces are dropped, so that no planning pass waits
+for a collector (decision "Traces are dropped, not waited for"). OpenTelemetry's environment variables set the
+destination and other options (docs/tracing.md).
 """
 
 from __future__ import annotations

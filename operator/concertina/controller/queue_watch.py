@@ -136,7 +136,7 @@ class QueueWatch:
         return [*self._workloads.values(), *self._others]
 
     async def _follow_state(self) -> None:
-        """Set `known` after the first lists, and record whether the operator may read Workloads."""
+        """Set the event `known` after the first lists, and record whether the operator may read Kueue's Workloads."""
         everything = [*self._workloads.values(), *self._others]
         await asyncio.gather(*(reflector.answered.wait() for reflector in everything))
         while not all(reflector.synced.is_set() for reflector in self._workloads.values()):

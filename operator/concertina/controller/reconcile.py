@@ -47,7 +47,7 @@ Planner = Callable[[JobObservation, float], Plan]
 
 @dataclass(frozen=True)
 class _Decision:
-    """Plan of a pass, with the observation from which it was made."""
+    """Plan of a planning pass, with the observation from which it was made."""
 
     observed: JobObservation
     plan: Plan
@@ -109,10 +109,10 @@ class Reconciler:
         self._writes.close()
 
     async def run(self, uid: str) -> float | None:
-        """Run one pass for the job. Return the seconds until its next pass, or None.
+        """Run one planning pass for the job. Return the seconds until the job's next pass, or None.
 
         Raises:
-            ApiError: When the error is not expected (see `_again`). It has been reported in the job's status.
+            ApiError: When `_again` does not expect the error. The job's status already reports the error.
         """
         job = self.cache.job(uid)
         if job is None:
@@ -173,8 +173,8 @@ class Reconciler:
     async def _written(self, job: CachedJob) -> _Decision | None:
         """Make the plan and write the job's status. Return the plan, or None if the job is gone.
 
-        If the status can't be written, the pass does nothing else, so an outdated pass does no harm (decision "One
-        status write a pass").
+        If the status can't be written, the planning pass performs no other action. A pass that is based on an outdated
+        observation therefore does no harm (decision "One status write a pass").
 
         Raises:
             PreconditionFailed: When the status cannot be written because the observation is outdated.
@@ -226,7 +226,7 @@ class Reconciler:
     def _say(self, job: CachedJob, plan: Plan) -> None:
         """Start the plan's calls to agents, and record the plan's events, in the order of plan/actions.py.
 
-        Calls and events are sent in the background, so that no pass waits for them.
+        Calls and events are sent in the background, so that no planning pass waits for them.
         """
         uid = job.view.uid
         self.connections.keep(uid, {pod.name for pod in job.pods.values()} | plan.watch.keys())
@@ -242,9 +242,9 @@ class Reconciler:
             self.trace(uid, plan.trace)
 
     def _give_up_silent(self, job: CachedJob, plan: Plan) -> None:
-        """Treat the pod whose agent has been silent longest as dead, if the limit on such pods allows it.
+        """Treat the pod whose agent has been silent longest as dead, so that the next planning pass replaces the pod.
 
-        The next pass replaces the pod.
+        `SilenceLimit` limits how many pods are treated in this way.
         """
         job.given_up &= frozenset(plan.silent)
         waiting = [uid for uid in plan.silent if uid not in job.given_up]
@@ -257,10 +257,7 @@ class Reconciler:
         self.changed_within(job.view.uid, seconds)
 
     async def _not_written(self, job: CachedJob, action: Action, error: Exception) -> None:
-        """Handle a write outside of the passes that has failed.
-
-        The next pass of the job decides what to do.
-        """
+        """Handle the error of a background write. The next planning pass of the job decides what to do."""
         uid = job.view.uid
         retry_seconds = await self._again(job, error) if isinstance(error, PreconditionFailed | ApiError) else None
         if retry_seconds is None and self.cache.job(uid):
@@ -272,7 +269,7 @@ class Reconciler:
             self.changed_within(uid, retry_seconds)
 
     async def _again(self, job: CachedJob, error: PreconditionFailed | ApiError) -> float | None:
-        """Return the seconds until the next pass after an expected error.
+        """Return the seconds until the job's next planning pass after an expected error.
 
         The result is None if the error is not expected, or if the job is gone.
         """

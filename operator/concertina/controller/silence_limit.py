@@ -1,4 +1,4 @@
-"""Limit on how many pods the operator gives up only because their agent is silent.
+"""Limit on how many pods the operator treats as dead only because their agent is silent.
 
 Decision "Silent pods are replaced at a limited rate" gives the reason.
 """
@@ -21,10 +21,10 @@ LATE_SECONDS = 5.0
 
 
 class SilenceLimit:
-    """Limit on given-up pods: one in 10 s for each namespace, and six a minute over all namespaces.
+    """Limit on pods that count as dead because their agent is silent: one in 10 s per namespace, six a minute overall.
 
-    If several namespaces wait, the one with the fewest given-up pods comes first, so that no namespace uses up the
-    limit of the others.
+    If pods of several namespaces wait, the namespace with the fewest such pods so far comes first, so that no namespace
+    uses up the limit of the others.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,7 +35,7 @@ class SilenceLimit:
         """Waiting namespaces in the order of their first request, with the time until which each has its place."""
 
     def ask(self, namespace: str) -> float:
-        """Return 0.0 if a pod of the namespace may be given up now, and count that pod.
+        """Return 0.0 if a silent pod of the namespace may be treated as dead now, and count that pod.
 
         Otherwise, return the seconds after which to ask again.
         """
@@ -56,7 +56,7 @@ class SilenceLimit:
         return last + NAMESPACE_SECONDS - now
 
     def _common_wait(self, namespace: str, now: float) -> float:
-        """Return the seconds until the limit over all namespaces allows to give up a pod of `namespace`."""
+        """Return the seconds until the limit over all namespaces allows to treat a pod of `namespace` as dead."""
         names = list(self._waiting)
         if namespace not in self._waiting:
             names.append(namespace)

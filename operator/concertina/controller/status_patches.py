@@ -1,4 +1,8 @@
-"""Write the status of a job, but only if the claim in the stored status is still the observed one."""
+"""Write the status of a job, unless another operator has begun a round since the job was observed.
+
+The status contains a claim: the operator's decision to begin a round. A write fails if the stored claim is not the one
+that the operator observed.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ CLAIM_FIELDS = ("round", "claimId", "committed")
 
 
 class PreconditionFailed(Exception):
-    """Error that an observation is outdated, so that the operator must observe the job and plan again."""
+    """Error that an observation is outdated. The operator must observe the job and plan again."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,8 @@ class StatusWriter:
         """Write the status of the job.
 
         Raises:
-            PreconditionFailed: When the stored claim is not the observed one. Nothing is written then.
+            PreconditionFailed: When another operator has begun or committed a round since the job was observed (its
+                claim differs). Nothing is written then.
         """
         view, before, new_status = change.view, change.before, change.wanted
         patch = [
@@ -95,7 +100,7 @@ class StatusWriter:
         self._warn_of_dropped(view, dropped(new_status, stored.get("status") or {}))
 
     async def write_failure(self, job: CachedJob, error: Exception) -> None:
-        """Report a failed pass in a condition, an event and a log line.
+        """Report a failed planning pass in a condition, an event and a log line.
 
         The next pass that succeeds replaces the condition. If the API server refuses the report, this method only logs
         the refusal.
@@ -145,7 +150,7 @@ class StatusWriter:
 
 
 def failure_conditions(status: Raw, sentence: str, generation: int) -> tuple[list[Raw], bool]:
-    """Return the conditions of a job whose pass failed, and whether they differ from before.
+    """Return the conditions of a job whose planning pass failed, and whether they differ from before.
 
     Only Reconciling, ReconcileError and Stalled are changed.
     """
@@ -172,9 +177,9 @@ def failure_conditions(status: Raw, sentence: str, generation: int) -> tuple[lis
 
 
 def dropped(written: Raw, stored: Raw, path: str = "status") -> tuple[str, ...]:
-    """Return the paths of fields in `written` that are missing in `stored`.
+    """Return the paths of fields in `written` that are missing in `stored`, because the API server dropped them.
 
-    Of a list, only the first entry is compared.
+    The API server drops fields that its CRD does not define. Of a list, only the first entry is compared.
     """
     if written == stored:
         return ()
@@ -193,11 +198,11 @@ def dropped(written: Raw, stored: Raw, path: str = "status") -> tuple[str, ...]:
 
 
 def claim_tests(status: Raw) -> list[Raw]:
-    """Return the test operations of a JSON patch that make a status write of an outdated operator fail.
+    """Return the test operations of a JSON patch that make a status write fail if the status in `status` is outdated.
 
-    The tests require that `status.world.claim`, the number of failures and the skipped samples are those in `status`.
-    Late writes between two claims could otherwise revert the number of failures or the skipped samples. The claim's
-    messages are not tested: the API server compares escaped strings, and Go escapes them differently from Python
+    The tests compare the claim (the decision to begin a round), the number of failures and the skipped samples. A test
+    of the claim is not enough: a late write with the same claim could revert the other two. The messages in the claim
+    are not compared, because the API server compares escaped strings, and Go escapes strings differently from Python
     (decision "One status write a pass").
     """
     paths = ("skipped",), ("restarts", "total"), *(("world", "claim", name) for name in CLAIM_FIELDS)
@@ -219,7 +224,7 @@ def _test(status: Raw, path: tuple[str, ...]) -> Raw:
 
 
 def _log_changes(job: CachedJob, before: Raw, after: Raw) -> None:
-    """Log each new claim, each new commit and each changed condition."""
+    """Log the beginning of a round (a new claim), its commit, and each changed condition."""
     old, new = before.get("world") or {}, after.get("world") or {}
     claim = new.get("claim") or {}
     if claim and claim["claimId"] != (old.get("claim") or {}).get("claimId"):

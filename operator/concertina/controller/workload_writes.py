@@ -233,7 +233,10 @@ class WorkloadWriter:
 
 
 async def pods_left(client: Client, namespace: str, job_uid: str) -> int:
-    """List a job's pods, and return how many of them use quota."""
+    """Return how many of a job's pods use Kueue quota.
+
+    The function lists the pods, because the cache may not contain the newest pods yet.
+    """
     pods, _ = await client.list_all(PODS, namespace, labels=f"{JOB_UID}={job_uid}")
     return sum(not pod_view(pod).view.released for pod in pods)
 

@@ -1,8 +1,9 @@
 """Writes of pods and other objects, which run in the background, outside of the planning passes.
 
 A job can therefore recover although the API server is slow or refuses its pods (decision "Pods are created and deleted
-in the background"). `WriteQueue` limits the writes in two ways: at most SLOTS run at a time for all jobs together, and
-each job has a window of writes. The jobs take turns. `ObjectWriter` performs a single write.
+in the background"). `WriteQueue` limits the writes in two ways. Over all jobs, at most SLOTS writes run at a time, and
+the jobs take turns. For each job, the number of pods that are being created is limited too: this limit (the job's
+window) grows while the API server accepts the pods. `ObjectWriter` performs a single write.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ metrics.begin_at_zero(metrics.CREATE_REJECTIONS, [kind.name.lower() for kind in 
 
 @dataclass
 class _Window:
-    """Background writes of one job that are in progress or waiting. Their number is limited."""
+    """Background writes of one job that are in progress or waiting, and the limit on its creations of pods."""
 
     wanted: Mapping[Hashable, Action] = field(default_factory=dict)
     """Writes that the last pass planned."""
@@ -86,9 +87,12 @@ class _Window:
 class WriteQueue:
     """Queue of the background writes of all jobs.
 
-    `write` performs one action and returns whether the API server accepted it. If `write` raises, the queue calls
-    `failed`. It calls `changed` after a write for which others have waited. The queue writes nothing while `may_act`
-    returns False, because another operator may be the leader. A later pass plans the write again.
+    Args:
+        write: Function that performs an action and returns whether the API server accepted it.
+        failed: Function to call with the error if `write` raises.
+        changed: Function to call with a job's uid when the job must be planned again: a write that had to wait can
+            start now, or a write was omitted.
+        may_act: Function that returns False while another operator may be the leader. Writes are then omitted.
     """
 
     def __init__(
@@ -106,11 +110,11 @@ class WriteQueue:
         self._windows: dict[str, _Window] = {}
 
     def start(self, job: CachedJob, actions: Iterable[Action]) -> None:
-        """Start the writes that this pass has planned, as far as the job's window has space.
+        """Start the writes that this planning pass has planned, as far as the job's limit on new pods allows.
 
-        Writes that are already in progress are not started again. Writes for which there is no space are planned again
-        by a later pass. A waiting write is dropped if the next pass does not plan it (decision "Queued pod writes
-        follow the latest pass"). Pods that have been created since the observation are left out.
+        Writes that are already in progress are not started again. Writes that exceed the limit are planned again by a
+        later pass. A waiting write is dropped if the next pass does not plan it (decision "Queued pod writes follow the
+        latest pass"). Pods that have been created since the observation are left out.
         """
         window = self._windows.setdefault(job.view.uid, _Window())
         window.wanted = {_identity(action): action for action in actions}
@@ -170,9 +174,10 @@ class WriteQueue:
 
 
 def _excludes(window: _Window, action: Action) -> bool:
-    """Return whether the action must not run at the same time as other writes of the job.
+    """Return whether the action must wait for other writes of the job.
 
-    When the operator returns quota, it has counted the job's pods before. No pod may be created meanwhile.
+    Creations of pods and writes that return quota exclude each other. Before the operator returns quota, it counts the
+    job's pods, and this count must stay right until the write is done.
     """
     if isinstance(action, CreatePod | CreateRendezvous):
         return any(isinstance(key, WORKLOAD_WRITES) for key in window.under_way)
@@ -201,7 +206,7 @@ def _name(job: CachedJob, action: Action) -> str:
 
 
 def _identity(action: Action) -> Hashable:
-    """Return a key that is equal for two actions of which only one is needed.
+    """Return a key that is equal for two actions with the same effect, so that the queue performs only one of them.
 
     For example, a pod is created once, even if a later plan lists other nodes to avoid.
     """

@@ -114,7 +114,7 @@ async def play(stage: Stage, console: Console) -> DemoHistory:
 
 
 def victim(stage: Stage, history: DemoHistory) -> str:
-    """Return the node that the demo kills: the node of a member, without the operator.
+    """Return the node that the demo kills: the node of a member that does not run the operator.
 
     The demo does not test the loss of a worker together with the operator.
     """

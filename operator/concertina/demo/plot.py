@@ -12,7 +12,7 @@ COLOURS = {"kill": "#c0392b", "shrunk": "#e67e22", "grown": "#27ae60"}
 def draw(history: DemoHistory, path: Path) -> None:
     """Write the plot as a PNG file.
 
-    It needs matplotlib, which is in the development environment.
+    The function needs matplotlib, which is in the development environment.
     """
     import matplotlib
 

@@ -86,7 +86,7 @@ def install_operator(up: LocalCluster, *settings: str) -> None:
 
 
 def put_secret(up: LocalCluster, storage: s3.Server, namespace: str = "default") -> None:
-    """Create the Secret `s3` with the credentials. The examples refer to it in checkpoint.secretName."""
+    """Create the Secret `s3` with the credentials of the S3 server. The examples name it in checkpoint.secretName."""
     literals = [f"--from-literal={key}={value}" for key, value in storage.environment().items()]
     up.kubectl("-n", namespace, "create", "secret", "generic", "s3", *literals)
 

@@ -43,10 +43,10 @@ def write(folder: Path, files: int, size: int) -> list[Path]:
 
 
 def _word(number: int) -> str:
-    """Return the word with a number.
+    """Return the invented word for a number, which is the word's rank by frequency.
 
-    Words with small numbers are frequent and short. A word has as many syllables as its number has digits, in a base
-    that equals the number of possible syllables.
+    A word has one syllable for each digit of its number, where the base is the number of possible syllables. Frequent
+    words are therefore short.
     """
     word = ""
     while number or not word:

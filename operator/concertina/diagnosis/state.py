@@ -59,10 +59,10 @@ def tracker_unreachable(evidence: JobEvidence) -> Finding | None:
 
 
 def storage_refuses(evidence: JobEvidence) -> Finding | None:
-    """Check whether storage operations fail.
+    """Check whether requests to storage fail.
 
-    There are two cases. In the first case, operations failed between the two readings, even if no condition reports it
-    yet. In the second case, storage that is full or unreachable caused the last failure.
+    There are two cases. In the first case, a request failed between the two readings, although the job's status may not
+    report a problem yet. In the second case, storage that is full or unreachable caused the last failure of the job.
     """
     first: dict[str, float] = {}
     last: dict[str, float] = {}
@@ -128,7 +128,7 @@ def _by_rollback(evidence: JobEvidence, reason: str, problem: Problem) -> Findin
 def _by_last_failure(evidence: JobEvidence, problem: Problem) -> Finding | None:
     """Return a finding if the given problem caused the last failure, and that failure is at most an hour old.
 
-    This check does not apply after the end of the job. Another check covers that.
+    For a job that has ended, the result is None, because the check `failed` covers such jobs.
     """
     failure = evidence.status.last_failure
     if failure is None or evidence.ended or evidence.age(failure.at) > RECENT_SECONDS:

@@ -85,7 +85,7 @@ class Recording:
     async def after(self, injection: Injection, expect: Expect) -> None:
         """Wait for the first step after the injection, and for a condition that reports the fault if one is expected.
 
-        The wait ends early if the step or the condition does not come in time.
+        If the step or the condition does not come in time, the wait ends, and the observations name the missing event.
         """
         self._injection = injection
         try:
@@ -138,7 +138,8 @@ class Recording:
     async def _new_round(self, seconds: float) -> None:
         """Wait for the first step of a new round.
 
-        For a job of the bundled trainer, the time comes from the trainer's log, otherwise from the status.
+        The time of this step comes from the log of the bundled trainer. For a user's script, it is the time at which
+        the status showed the new round.
         """
         watch, rounds = self._watch, self._before.world.round
 

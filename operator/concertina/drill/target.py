@@ -112,7 +112,7 @@ class DrillTarget:
         return next(member for member in world.members if member.replica == world.coordinator)
 
     async def victim_node(self) -> str:
-        """Return the node that the drill makes fail: the node of a member, without the operator.
+        """Return the node that the drill makes fail: the node of a member that does not run the operator.
 
         Raises:
             UserError: When all members are on the operator's node.

@@ -95,7 +95,15 @@ class DrillVerdict:
 
 
 def evaluate(scenario: str, job: str, done: str, expect: Expect, observation: DrillObservation) -> DrillVerdict:
-    """Return the verdict. The drill passes if all expectations are met."""
+    """Return the verdict. The drill passes if all expectations are met.
+
+    Args:
+        scenario: Name of the drill's scenario.
+        job: Name of the job.
+        done: Description of the injected fault.
+        expect: Recovery that the scenario expects.
+        observation: Observations of the drill.
+    """
     reasons = tuple(_broken_promises(expect, observation))
     return DrillVerdict(scenario, job, done, not reasons, reasons, positions(observation), observation)
 

@@ -141,8 +141,8 @@ class Client:
         """Yield all objects of a kind in pages of at most `chunk` objects, each with the resourceVersion of the list.
 
         The size of a page in bytes is limited too: the number of requested objects depends on the size of earlier pages
-        (decision "Pages of a list are bounded by bytes"). Each yielded list is cleared before the next page is
-        requested.
+        (decision "Pages of a list are bounded by bytes"). To save memory, each yielded list is cleared before the next
+        page is requested.
 
         Raises:
             Gone: When the iteration took longer than the API server keeps the list.
@@ -412,7 +412,8 @@ class Client:
         """Return a page of a list and its size in bytes.
 
         Raises:
-            _PageTooLarge: When the page is too large. A page that is requested with a single object has no limit.
+            _PageTooLarge: When the page is too large. There is no limit if `single` is true, which means that the page
+                was requested with one object.
         """
         with metrics.request_seconds("GET", self._host, resource.plural).time():
             return await self._answer("GET", resource, path, params, most_bytes=None if single else MOST_PAGE_BYTES)
@@ -527,7 +528,8 @@ async def _read(response: aiohttp.ClientResponse, most_bytes: int | None) -> byt
 def _why(lost: Exception) -> str:
     """Return a description of a connection error, for an error message.
 
-    The text of aiohttp's exception is not used for a response, because it contains the proxy's URL with the password.
+    If a server or proxy has answered, the text of aiohttp's exception is not used, because it contains the URL of the
+    proxy with the password.
     """
     if isinstance(lost, aiohttp.TooManyRedirects):
         return "it redirects in a circle"

@@ -33,6 +33,10 @@ class NotFound(ApiError):
     """Error: the requested object does not exist."""
 
 
+class NotServed(NotFound):
+    """Error: the API server does not have this API, because its CustomResourceDefinition is not installed."""
+
+
 class Conflict(ApiError):
     """Error: a precondition (uid or resourceVersion) failed, or another client wrote at the same time."""
 
@@ -107,6 +111,8 @@ def from_status(status: int, body: bytes) -> ApiError:
     if status == 422 and not details.get("kind"):
         # All other 422 responses for an object name its kind. This one only says that "the request" is invalid.
         kind = TestFailed
+    if status == 404 and not parsed:
+        kind, message = NotServed, "the API server does not serve this API: a CustomResourceDefinition is missing"
     if status == 500 and "failed calling webhook" in message:
         kind = WebhookFailed
     if status == 409 and reason == "AlreadyExists":

@@ -55,7 +55,7 @@ class LocalCluster:
         return done.stdout
 
     def create_namespace(self, name: str) -> None:
-        """Create a namespace and wait for its default service account, because no pod can be created before."""
+        """Create a namespace and wait for its default service account, which every pod needs."""
         self.api.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
         self._wait_account(name)
 

@@ -76,7 +76,7 @@ def finish_boot(booting: "subprocess.Popen[str]") -> None:
     """Wait until the nodes have booted.
 
     Raises:
-        LocalClusterError: When the machine does not allow it.
+        LocalClusterError: When the machine does not allow the Linux namespaces of the nodes.
     """
     _, errors = booting.communicate(timeout=_BOOT_TIMEOUT)
     if booting.returncode:
@@ -91,7 +91,7 @@ def process(record: ClusterRecord, name: str) -> ProcessIdentity | None:
         LocalClusterError: When there is no such node.
     """
     folder = record.directory / "nodes" / name
-    if not folder.exists():
+    if name not in record.node_names():
         node_names = ", ".join(record.node_names()) or "none"
         raise LocalClusterError(f'cluster {record.name} has no node "{name}"; it has: {node_names}.')
     try:
@@ -125,7 +125,7 @@ def kill(record: ClusterRecord, name: str) -> None:
 
 
 def stop(record: ClusterRecord, name: str) -> None:
-    """Stop (SIGSTOP) all processes of the node, so that it does not respond. Its connections stay open."""
+    """Stop (SIGSTOP) all processes of the node, so that it does not respond. The node's connections stay open."""
     processes.signal_tree(running(record, name), signal.SIGSTOP)
 
 

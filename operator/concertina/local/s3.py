@@ -113,7 +113,8 @@ class Server:
     def _ready(self) -> bool:
         """Return whether the server responds for all buckets.
 
-        Status 403 means that the request is not signed, so the bucket exists. With 404 the bucket does not exist yet.
+        The requests are not signed. The server refuses them with status 403 if the bucket exists, and answers 404
+        otherwise.
         """
         return all(self._status(bucket) in (200, 403) for bucket in self._settings.buckets or [""])
 

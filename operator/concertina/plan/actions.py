@@ -1,17 +1,20 @@
 """Data types for the output of plan(). A `Plan` lists everything that the operator should do after one observation.
 
 The shell (`concertina.controller.reconcile`) applies a Plan in this order:
-  1. The status is written in one JSON patch. The patch tests that the job's uid and `status.world.claim` are still as
-     observed. If that test fails, the shell does nothing else, and the job is observed and planned again.
-  2. Calls to agents are started. They run in the background.
-  3. The status streams of the agents in `Plan.watch` are opened. All other streams of the job are closed.
-  4. The events are recorded.
-  5. Creates and deletes run in the background, a limited number at a time (`concertina.controller.writes`). No pass
-     waits for a write, and writes run in parallel. There is one exception: a write to a Kueue Workload and the creation
-     of the job's pods never overlap. A write that has not finished by the next pass is planned again.
+  1. The shell writes the status in one JSON patch. The patch tests that the job's uid and `status.world.claim` (the
+     last decision to begin a round) are still as observed. If that test fails, the shell does nothing else, and the
+     operator observes and plans the job again.
+  2. The shell starts the calls to agents, which run in the background.
+  3. The shell opens the status streams of the agents in `Plan.watch`, and closes all other streams of the job.
+  4. The shell records the events.
+  5. The shell starts to create and delete objects in the background, a limited number at a time
+     (`concertina.controller.writes`). No planning pass waits for a write, and writes run in parallel. There is one
+     exception: a write to a Kueue Workload and the creation of the job's pods never overlap. A write that has not
+     finished by the next pass is planned again.
 
-The status with a new claim is therefore written before any Prepare call for the claim, and a commit before any Assign
-call. A job can recover even if its pods can't be created.
+A new claim is therefore in the status before any agent gets the Prepare call for it. A committed claim (with the
+members of the round) is in the status before any agent gets its Assign call. A job can recover even if its pods can't
+be created.
 """
 
 from __future__ import annotations
@@ -232,10 +235,10 @@ WorkloadWrite = (
 class Send:
     """Call one agent (the process in a replica's pod that starts the workers).
 
-    The operator does not repeat a call while a call with the same kind, round and claim is in progress or answered.
-    There are two exceptions. A call that failed (`Call.error`) is sent again. A Drain call is sent again if the drain
-    must now end with a durable checkpoint. The agent's `AgentView` lists the call from the moment at which the operator
-    sends it.
+    The operator does not repeat a call that is in progress or answered. Calls are the same if their kind, their round
+    and their claim (the operator's decision to begin the round) are equal. There are two exceptions. A call that failed
+    (`Call.error`) is sent again. A Drain call is sent again if the drain must now end with a durable checkpoint. The
+    agent's `AgentView` lists the call from the moment at which the operator sends it.
     """
 
     replica: str

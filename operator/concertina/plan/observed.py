@@ -273,7 +273,7 @@ class Call:
         )
 
     def is_of(self, claim: Claim) -> bool:
-        """Return whether the operator made the call for the given claim (its attempt to form a round)."""
+        """Return whether the operator made the call for the given claim (its decision to begin a round)."""
         return (self.round, self.claim) == (claim.round, claim.claim_id)
 
     def waited_for(self, now: float) -> float:
@@ -286,10 +286,10 @@ class Call:
         return self.done_at if self.error else None
 
     def covers(self, new: Call) -> bool:
-        """Return whether this call makes a new call of the same kind unnecessary.
+        """Return whether this call makes the call `new`, of the same kind, unnecessary.
 
-        It does if both calls ask for the same thing. If this call is already answered, both calls must also name the
-        same candidates.
+        Both calls must ask for the same thing. If this call is already answered, both calls must also name the same
+        candidates.
         """
         is_same_request = (self.round, self.claim, self.request) == (new.round, new.claim, new.request)
         answered = self.done_at is not None and not self.error
@@ -307,9 +307,9 @@ class ConnectionRefusal(enum.Enum):
 
 @dataclass(frozen=True)
 class AgentView:
-    """State of the contact between this operator and the agent of one replica.
+    """What this operator knows about its connection to the agent of one replica.
 
-    The state is lost when the operator restarts. It is also lost when a new pod of the replica gets the same name.
+    The data are lost when the operator restarts. They are also lost when a new pod of the replica gets the same name.
     """
 
     connected: bool = False
@@ -349,13 +349,13 @@ class AgentView:
     def silent_since(self) -> float | None:
         """Unix time since which an agent that is not connected has been silent.
 
-        This is the time at which its stream broke. If no stream has been open yet, it is the time at which the operator
-        first wanted to open one. It is None if the operator never wanted a stream.
+        This is the time at which its report stream broke. If no stream has been open yet, this is the time at which the
+        operator first wanted a stream. The result is None if the operator never wanted a stream.
         """
         return self.wanted_at if self.lost_at is None else self.lost_at
 
     def silent_for(self, now: float) -> float | None:
-        """Return the seconds for which the agent has not been connected although it could have been.
+        """Return the seconds for which the agent has not been connected, without delays that the operator causes.
 
         The result is None if the operator never wanted a stream to the agent.
         """
@@ -363,11 +363,11 @@ class AgentView:
         return None if self.silent_since is None else until - self.silent_since
 
     def prepare_of(self, claim: Claim) -> Call | None:
-        """Return the Prepare call for the given claim, or None if it was not sent."""
+        """Return the Prepare call for the given claim (decision to begin a round), or None if it was not sent."""
         return self.prepare if self.prepare and self.prepare.is_of(claim) else None
 
     def release_of(self, claim: Claim) -> Call | None:
-        """Return the Release call for the given claim, or None if it was not sent."""
+        """Return the Release call for the given claim (decision to begin a round), or None if it was not sent."""
         return self.release if self.release and self.release.is_of(claim) else None
 
     @property
@@ -381,7 +381,7 @@ class AgentView:
 
 
 class Refusal(enum.Enum):
-    """Kinds of reasons for which the API server refuses a pod, by what must change before it accepts the pod."""
+    """Reasons for which the API server refuses a pod, grouped by what must change before it accepts the pod."""
 
     QUOTA = enum.auto()
     """Resource quota must become free."""

@@ -1,8 +1,10 @@
 """One planning pass: from the observation of a job to everything that the operator should do.
 
 A pass uses four tables:
+
 - POLICIES are called in order, and the first policy that returns a decision wins. The decision contains the phase of
-  the job with its reason, the new world (a claim or a commit), calls to agents, and what to do with the pods.
+  the job with its reason, a new round that the operator begins or commits, calls to agents, and what to do with the
+  pods.
 - REMARKS can each add to the decision. They run after the pods are planned.
 - FIELDS (`status.fields`) compute the new status.
 - EVENTS report what has changed in the status.
@@ -10,9 +12,10 @@ A pass uses four tables:
 Between passes, the operator remembers nothing except the status, what agents reported and what the API server shows.
 The first pass of a restarted operator is therefore like any other pass.
 
-A recovery takes three passes. In the first, the coordinator reports a failure, and the pass makes a claim and sends
-Prepare calls. In the second, the last answer has arrived, and the pass commits the round and sends Assign calls. In the
-third, the new round has finished its first step, and the job's phase becomes Training.
+A recovery takes three passes. In the first pass, the coordinator (the agent of rank 0) has reported a failure, and the
+operator asks all replicas to prepare for a new round (Prepare calls). In the second pass, the last answer has arrived,
+and the operator commits the round and gives the members their ranks (Assign calls). In the third pass, the new round
+has finished its first step, and the job's phase becomes Training.
 """
 
 from __future__ import annotations
@@ -144,7 +147,8 @@ def plan(observed: JobObservation, now: float) -> Plan:
 def unknown_fields(ctx: JobContext) -> tuple[Event, ...]:
     """Return an event that names the spec fields that this version of the operator ignores, once for each generation.
 
-    The fields come from the CRD of another version. If that version is newer, they may just be its default values.
+    The CRD of another version defines these fields. If that version is newer, the API server may have added them with
+    their default values.
     """
     job = ctx.observed.job
     if not job.ignored or job.generation == ctx.status.observed_generation:

@@ -16,7 +16,10 @@ from concertina_trainer.planning.description import Description
 
 
 class DerivedGroup(enum.StrEnum):
-    """Kind of group that is no dimension of the layout: its ranks come from groups of several dimensions."""
+    """Kind of group that is no dimension of the layout, such as the ranks that share the experts of a model.
+
+    The ranks of such a group come from groups of several dimensions.
+    """
 
     expert = "expert"
 

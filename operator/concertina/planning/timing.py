@@ -73,8 +73,8 @@ class StepTime:
 def bubble_share(layout: ParallelLayout, microbatches: int) -> float:
     """Return the ratio of the time that a rank waits for other pipeline stages to its computing time.
 
-    For P stages and m microbatches, the ratio is (P - 1) / m (arXiv 2104.04473). With an interleaved schedule it is
-    divided by the number of stages per rank. With a zero-bubble schedule it is a third of that (arXiv 2401.10241).
+    For P stages and m microbatches, the ratio is (P - 1) / m (arXiv 2104.04473). An interleaved schedule divides this
+    ratio by the number of stages per rank. A zero-bubble schedule also divides it by 3 (arXiv 2401.10241).
     """
     waiting = (layout.parallelism.pipeline - 1) / microbatches / layout.parallelism.stages_per_rank
     return waiting / 3 if layout.parallelism.schedule is PipelineSchedule.zero_bubble else waiting
@@ -147,8 +147,8 @@ def step_time(layout: ParallelLayout, gpu: Gpu, fabric: float) -> StepTime:
 def _beyond_products(layout: ParallelLayout, once: float, gpu: Gpu) -> float:
     """Return the seconds of communication in tensor groups that do not overlap with matrix products.
 
-    Each all-gather or reduce-scatter takes `once` seconds. A product consists of as many pieces as the group has ranks.
-    The computation of every piece except the first overlaps with the transfer of another piece.
+    Each all-gather or reduce-scatter takes `once` seconds. A matrix product is computed in as many pieces as the group
+    has ranks. The computation of each piece except the first overlaps with the transfer of another piece.
     """
     model, parallelism, plan = layout.trainer.model, layout.parallelism, batch(layout)
     forward_passes = 1 + (layout.trainer.memory.resolved_activations is Activations.recompute)

@@ -236,8 +236,8 @@ def _gathers_of_half(activations: Activations, overlapped: bool) -> int:
     """Return the number of all-gathers and reduce-scatters of one attention or feed-forward layer.
 
     The forward and the backward pass have one of each. Recomputation repeats those of the forward pass. With
-    `overlapped` matrix products, the input is gathered once more, and the results count as products that may be kept in
-    memory.
+    `overlapped` matrix products, the backward pass gathers the layer's input once more, and the setting `products` for
+    activations keeps the results, so that they are not gathered again.
     """
     is_recomputed = activations is Activations.recompute or (activations is Activations.products and not overlapped)
     return 4 + 2 * is_recomputed + overlapped

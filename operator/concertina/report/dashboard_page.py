@@ -60,7 +60,7 @@ class DashboardView:
 def policy(nonce: str) -> str:
     """Return the value of the Content-Security-Policy header.
 
-    It allows only the style and the script with this nonce. The script may send requests only to this server.
+    The policy allows only the style and the script with this nonce. The script may send requests only to this server.
     """
     return (
         f"default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; connect-src 'self'; "

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from concertina.kube.client import Client
 
 T = TypeVar("T")
+NOT_INSTALLED = (
+    "This cluster has no TrainingJobs, because concertina is not installed in it: install the chart charts/concertina, "
+    "or choose another cluster with --context or --kubeconfig."
+)
 
 
 class UserError(Exception):
@@ -52,12 +56,13 @@ def call(command: Coroutine[Any, Any, int | None]) -> None:
     import asyncio
 
     from concertina.kube.access import NoAccess
-    from concertina.kube.errors import ApiError
+    from concertina.kube.errors import ApiError, NotServed
 
     try:
         code = asyncio.run(_ungrouped(command, (ApiError, NoAccess, UserError, BrokenPipeError)))
     except (ApiError, NoAccess, UserError) as error:
-        typer.secho(harmless(f"{error}"), err=True, fg=typer.colors.RED)
+        message = NOT_INSTALLED if isinstance(error, NotServed) else f"{error}"
+        typer.secho(harmless(message), err=True, fg=typer.colors.RED)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

@@ -48,7 +48,7 @@ class LogEntry:
         return f"{source} | {self.text}"
 
     def json(self, job: str) -> str:
-        """Return the line as a JSON object, with its known origin."""
+        """Return the line as a JSON object with its time, replica, round, rank and step, as far as these are known."""
         where: dict[str, JsonValue] = {
             "at": self.at, "job": job, "replica": self.replica, "round": self.round, "rank": self.rank,
             "step": self.step,

@@ -27,7 +27,7 @@ class RankTrace:
 
     @property
     def events(self) -> Iterable[TraceEvent]:
-        """Events of processes and devices. Other events, whose pid is a word, come from the profiler itself."""
+        """Events of processes and devices. The profiler's own events, whose pid is a word, are left out."""
         return (event for event in self.trace.get("traceEvents", ()) if isinstance(event.get("pid"), int))
 
     @property

@@ -144,9 +144,10 @@ def members(world: World, pods: Mapping[str, Raw], report: Report | None) -> Tab
 
 
 def _step(member: MemberState, coordinator: Report) -> str:
-    """Return the step that the member reported at the end of the round, as text.
+    """Return the member's step as text.
 
-    While all members run, the step is that of rank 0, which the coordinator reports.
+    This is the step that the member reported at the end of the round. While the member runs, it is the step of rank 0,
+    which the coordinator reports.
     """
     if member.step is not None:
         return f"{member.step}"
@@ -275,10 +276,7 @@ def _checkpoint_rows(status: JobStatus) -> Iterable[tuple[str, str]]:
 
 
 def snapshots_every(status: JobStatus) -> str:
-    """Return text on the snapshot interval and its cost, to be appended to the newest snapshot.
-
-    Empty if it is unknown.
-    """
+    """Return text on the snapshot interval and its cost, to be appended to the newest snapshot; empty if unknown."""
     interval = status.snapshot_interval
     if interval is None:
         return ""

@@ -140,9 +140,10 @@ def test_a_node_that_can_make_no_folder_for_a_pod_tries_again(pods: Pods, node: 
     pods.wait_phase("a", "Succeeded")
 
 
-def test_a_node_that_is_not_there(cluster: LocalCluster) -> None:
-    with pytest.raises(LocalClusterError, match=r'has no node "node-9"; it has: node-1, node-2, node-3'):
-        cluster.kill_node("node-9")
+@pytest.mark.parametrize("name", ["node-9", "", "../nodes"])
+def test_a_node_that_is_not_there(cluster: LocalCluster, name: str) -> None:
+    with pytest.raises(LocalClusterError, match=f'has no node "{name}"; it has: node-1, node-2, node-3'):
+        cluster.kill_node(name)
 
 
 def test_pods_outlive_the_api_server(pods: Pods) -> None:

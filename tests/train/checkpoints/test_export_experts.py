@@ -40,7 +40,7 @@ def published(trainer, experts, tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_transformers_computes_the_same(trainer, tmp_path, monkeypatch, kind):
     checkpoint, model = published(trainer, KINDS[kind], tmp_path, monkeypatch)
-    export(checkpoint, ObjectPrefix(str(tmp_path / "hf"), create=True), lambda size: None)
+    export(checkpoint).write(ObjectPrefix(str(tmp_path / "hf"), create=True))
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
     assert loaded.config.model_type == kind
     tokens = torch.randint(0, 256, (3, 20), generator=torch.Generator().manual_seed(4))
@@ -61,7 +61,7 @@ def test_averages_are_exported_where_they_are_asked_for(trainer, tmp_path, monke
     found = {}
     for ema in (False, True):
         folder = tmp_path / f"hf-{ema}"
-        export(StoredCheckpoint(uri), ObjectPrefix(str(folder), create=True), lambda size: None, ema=ema)
+        export(StoredCheckpoint(uri), ema=ema).write(ObjectPrefix(str(folder), create=True))
         found[ema] = load_file(folder / "model.safetensors")
     assert found[True].keys() == found[False].keys()
     for name, weight in found[False].items():
@@ -71,10 +71,10 @@ def test_averages_are_exported_where_they_are_asked_for(trainer, tmp_path, monke
 def test_an_average_that_is_not_kept_is_not_exported(trainer, tmp_path, monkeypatch):
     checkpoint, _ = published(trainer, KINDS["mixtral"], tmp_path, monkeypatch)
     with pytest.raises(InvalidInput, match=r"no average of the weights.*trainer\.optimizer\.emaDecay"):
-        export(checkpoint, ObjectPrefix(str(tmp_path / "hf"), create=True), lambda size: None, ema=True)
+        export(checkpoint, ema=True).write(ObjectPrefix(str(tmp_path / "hf"), create=True))
 
 
 def test_what_no_model_computes_is_refused(trainer, tmp_path, monkeypatch):
     checkpoint, _ = published(trainer, {"count": 4, "hiddenDim": 24, "shared": 1}, tmp_path, monkeypatch)
     with pytest.raises(InvalidInput, match=r"is mixtral, which does not support these values of experts\.shared"):
-        export(checkpoint, ObjectPrefix(str(tmp_path / "hf"), create=True), lambda size: None)
+        export(checkpoint).write(ObjectPrefix(str(tmp_path / "hf"), create=True))

@@ -52,7 +52,7 @@ def trained(folder_of_module, parent, trainer):
 
 
 def exported(durable, folder):
-    export(StoredCheckpoint(durable.uri), ObjectPrefix(str(folder), create=True), lambda size: None)
+    export(StoredCheckpoint(durable.uri)).write(ObjectPrefix(str(folder), create=True))
     return {file.name: file.read_bytes() for file in folder.glob("*.safetensors")}
 
 

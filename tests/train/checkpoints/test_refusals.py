@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from builders.train import small
+from builders.train import small, states
 from concertina.cli.checkpoint import app
 
 COMMANDS = {
@@ -67,6 +69,31 @@ def test_a_model_of_one_s_own_can_not_be_exported(trainer, tmp_path, monkeypatch
     result = CliRunner().invoke(app, ["export", uri, f"{tmp_path}/hf"])
     assert (result.exit_code, type(result.exception)) == (1, SystemExit)
     assert "is a checkpoint of audio_model:spec: only the bundled decoder can be exported" in result.output
+    result = CliRunner().invoke(app, ["export", uri, f"{tmp_path}/own", "--to", "safetensors"])
+    assert result.exit_code == 0, result.output
+    stored = states.of_checkpoint(uri)
+    exported = load_file(tmp_path / "own/model.safetensors")
+    assert {f"model.{name}" for name in exported} == {name for name in stored if name.startswith("model.")}
+    assert exported
+    for name, value in exported.items():
+        assert torch.equal(value, stored[f"model.{name}"]), name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--to", "dcp", "--ema"], "--ema does not apply to --to dcp: remove it."),
+        (["--to", "peft", "--data", "x", "--shard-gigabytes", "1"], "--shard-gigabytes, --data does not apply to"),
+        (["--to", "peft"], "has no adapters: export it as a Hugging Face model (--to hf)."),
+        (["--to", "safetensors", "--ema"], "has no average of the weights"),
+    ],
+)
+def test_an_export_that_can_not_be_made_says_why(trainer, tmp_path, monkeypatch, arguments, sentence):
+    monkeypatch.setenv("CONCERTINA_TRAINER", json.dumps(trainer))
+    uri = small.publish(f"file://{tmp_path}/run", tmp_path).uri
+    result = CliRunner().invoke(app, ["export", uri, f"{tmp_path}/out", *arguments])
+    assert (result.exit_code, type(result.exception)) == (1, SystemExit)
+    assert sentence in " ".join(result.output.split())
 
 
 def test_a_manifest_of_another_trainer_can_not_be_exported(trainer, tmp_path, monkeypatch):

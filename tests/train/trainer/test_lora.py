@@ -16,6 +16,7 @@ from concertina_state.format.shardfile import FrozenWeights
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.model_config import LoraConfig
 from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.export import peft
 from concertina_trainer.export.export import export
 from concertina_trainer.format import hf_names
 from concertina_trainer.format.adapters import is_adapter
@@ -89,15 +90,33 @@ def test_a_model_is_tuned_and_exported_with_its_adapters_added(parent, trainer, 
     assert moments == {f"optimizer.{kind}.{name}" for kind in ("exp_avg", "exp_avg_sq") for name in adapters}
     assert all(found[f"model.{name}"].abs().max() > 0 for name in adapters), "all of them have been trained"
 
-    export(
-        StoredCheckpoint(outcome.durable[-1].uri), ObjectPrefix(str(tmp_path / "hf"), create=True), lambda size: None
-    )
+    export(StoredCheckpoint(outcome.durable[-1].uri)).write(ObjectPrefix(str(tmp_path / "hf"), create=True))
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    check_alone(outcome.durable[-1].uri, theirs, weights, tmp_path / "peft")
     ours = Decoder(TrainerConfig.model_validate(tuned).model)
     ours.load_state_dict({name.removeprefix("model."): found[name] for name in found if name.startswith("model.")})
     tokens = torch.randint(0, 256, (3, 20), generator=torch.Generator().manual_seed(4))
     with torch.no_grad():
         torch.testing.assert_close(theirs(tokens).logits, ours(tokens), rtol=1e-4, atol=1e-4)
+
+
+def check_alone(uri, merged, weights, folder):
+    """Check adapters that are exported alone: the merged weights are the frozen ones plus scale * B A."""
+    files = peft.export(StoredCheckpoint(uri)).write(ObjectPrefix(str(folder), create=True))
+    assert files == ["adapter_model.safetensors", "adapter_config.json"]
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert config["target_modules"] == ["down_proj", "v_proj"]
+    scale, tensors = config["lora_alpha"] / config["r"], load_file(folder / "adapter_model.safetensors")
+    assert len(tensors) == 8
+    for name, weight in merged.named_parameters():
+        [own] = hf_names.ours(name, FAMILIES["llama"])
+        module = f"base_model.model.{name.removesuffix('.weight')}"
+        expected = weights[f"model.{own.name}"]
+        if f"{module}.lora_A.weight" in tensors:
+            a, b = (tensors.pop(f"{module}.lora_{end}.weight") for end in "AB")
+            expected = expected + scale * (b @ a)
+        torch.testing.assert_close(weight.detach(), expected, rtol=1e-6, atol=1e-7)
+    assert not tensors
 
 
 def test_frozen_weights_are_read_from_their_files_and_not_saved(parent, trainer, folder, tmp_path):
@@ -134,7 +153,7 @@ def test_frozen_weights_are_read_from_their_files_and_not_saved(parent, trainer,
     assert checkpoint.manifest.frozen == frozen == FrozenWeights(base.as_uri(), frozen.digest)
     with pytest.raises(InvalidInput, match="has only the adapters of a model"):
         trainingjob.dcp.convert(checkpoint.uri, tmp_path / "dcp")
-    export(checkpoint, ObjectPrefix(str(tmp_path / "hf"), create=True), lambda size: None)
+    export(checkpoint).write(ObjectPrefix(str(tmp_path / "hf"), create=True))
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).state_dict()
     adapters = states.of_checkpoint(checkpoint.uri)
     for name, weight in AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).state_dict().items():

@@ -12,7 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from concertina.kube.access import NoAccess
-from concertina.kube.errors import Forbidden
+from concertina.kube.errors import Forbidden, from_status
 from concertina.terminal.cluster_connection import UserError, call
 
 
@@ -49,6 +49,15 @@ def test_what_goes_wrong_in_a_task_is_one_sentence_and_exit_1(error: Exception) 
     for errors in ((error,), (error, UserError("It was so, too."))):
         done = ended_by(*errors)
         assert (done.exit_code, done.stdout, done.stderr) == (1, "", "It is so.\n")
+
+
+def test_a_cluster_without_the_crd_is_named_as_such() -> None:
+    """The API server answers with a plain text for an API that it does not serve, and with a Status for an object."""
+    done = ended_by(from_status(404, b"404 page not found\n"))
+    assert done.exit_code == 1
+    assert "concertina is not installed in it: install the chart" in done.stderr
+    status = b'{"kind": "Status", "code": 404, "reason": "NotFound", "message": "trainingjobs \\"a\\" not found"}'
+    assert ended_by(from_status(404, status)).stderr == 'trainingjobs "a" not found\n'
 
 
 def test_whoever_reads_no_more_hears_no_more() -> None:

@@ -21,7 +21,7 @@ from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import Chunk, Layout, ShardMetadata
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.uploader import Destination, publish, ship
-from trainingjob import _state
+from trainingjob import _dcp_entries, _state
 
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -161,3 +161,19 @@ def test_ranks_that_found_different_checkpoints_are_told():
     plans = [LoadPlan([], storage_data=f"s3://b/{step}") for step in (1, 2)]
     with pytest.raises(InvalidInput, match=r"different checkpoints \(s3://b/1, s3://b/2\): load again"):
         trainingjob.dcp.Reader("s3://b").prepare_global_plan(plans)
+
+
+def test_moments_of_any_optimizer_of_the_bundled_trainer_have_the_names_of_torch():
+    names = (
+        "model.a.weight",
+        "optimizer.square_avg.a.weight",
+        "optimizer.momentum_buffer.a.weight",
+        "optimizer.ema.a.weight",
+    )
+    chunks = [Chunk(name, "F32", (0,), (2,), (2,)) for name in names]
+    entries = {".".join(entry.path): entry for entry in _dcp_entries._of_trainer(chunks, 7)}
+    assert entries.pop("optimizer.state.a.weight.step").value == 7
+    assert {key: entry.name for key, entry in entries.items()} == {
+        "model.a.weight": names[0], "optimizer.state.a.weight.square_avg": names[1],
+        "optimizer.state.a.weight.momentum_buffer": names[2], "optimizer.state.a.weight.ema": names[3],
+    }  # fmt: skip

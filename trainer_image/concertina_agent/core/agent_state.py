@@ -68,7 +68,10 @@ class AgentState:
 
     @property
     def state(self) -> OwnState:
-        """State of this agent in its round, such as running or failed, without the other members (see `states`)."""
+        """State of this agent's own part in its round, such as running or failed (see `states`).
+
+        The states of the other members do not matter. `reported` takes them into account.
+        """
         r = self.round
         if r is None:
             if self.preparation is None:
@@ -87,11 +90,11 @@ class AgentState:
 
     @property
     def reported(self) -> OwnState:
-        """State of this agent as its Report to the operator gives it.
+        """State of this agent in its Report to the operator. On a coordinator, it is the state of the whole round.
 
         The state `starting` is reported as `running`. A coordinator reports the end of a round only when every member
         has ended and the checkpoint that this end requires is in storage. A coordinator reports a failure only when the
-        cause is known.
+        failure's cause is known.
         """
         own, r = self.state, self.round
         if r is None or r.coordinator is None or own not in OVER:
@@ -105,9 +108,9 @@ class AgentState:
     def is_durable(self, r: Membership, coordinator: Coordinator, own: OwnState) -> bool:
         """Return whether the end of this round no longer has to wait for a checkpoint in storage.
 
-        If the end requires a checkpoint, the wait is over once storage has that checkpoint. After a drain, the wait is
-        also over if a member is gone before it has uploaded its shards, because the checkpoint can then never be
-        complete.
+        If the end requires a checkpoint, the wait is over once storage has that checkpoint. After a drain, in which all
+        ranks stopped after the same step, the wait is also over if a member is lost whose shards are not all in
+        storage, because the checkpoint can then never be complete.
         """
         durable_drain, step = r.drain is not None and r.drain.order.durable, self.last_step(r)
         if own is OwnState.DRAINED and (not durable_drain or coordinator.gone_unshipped(step)):
@@ -120,8 +123,8 @@ class AgentState:
     def last_step(self, r: Membership) -> Optional[int]:
         """Return the step whose state must be in storage when this round ends, or None.
 
-        For a script, only its end shows which step was the last one. The newest step that all ranks have saved must
-        then be in storage (`ends_at`).
+        A script does not say in advance which step is its last one. When a script has ended, the last step is the
+        newest step that all ranks have saved (`ends_at`).
         """
         if r.ends_at is not None:
             return r.ends_at
@@ -158,7 +161,7 @@ class AgentState:
         """Return the heartbeat that this agent, as the coordinator, sends to its members.
 
         The heartbeat is equal to `member_state`, with one exception: the states succeeded and drained are sent only if
-        they apply to the whole round.
+        they apply to all members of the round.
         """
         state = self.member_state()
         if state.state not in (p.State.SUCCEEDED, p.State.DRAINED):
@@ -203,7 +206,7 @@ class AgentState:
 
     @property
     def latest(self) -> Optional[p.Durable]:
-        """Checkpoint that LATEST names in durable storage, or None if a rollback has undone that checkpoint."""
+        """Checkpoint that the file LATEST in storage names, or None if a rollback has undone that checkpoint."""
         return self.uploads.latest
 
     # --- exit of this agent -----------------------------------------------------------------------------------------
@@ -211,9 +214,9 @@ class AgentState:
     def at_rest(self) -> bool:
         """Return whether this agent can exit without losing a state that a later round may need.
 
-        The agent must not exit in two cases, unless the state is also in storage:
+        Unless the state is in storage too, the agent must not exit in these cases:
 
-        - The agent has taken part in Prepare, and the operator has not sent it a Release yet.
+        - The agent has reported its snapshots for a new round, and the operator has not sent a Release yet.
         - The replica that keeps copies of the agent's state departs too.
         """
         r = self.round
@@ -229,7 +232,8 @@ class AgentState:
     def leaving(self) -> tuple[str, ...]:
         """Return the members that have a termination notice and must depart.
 
-        The coordinator knows them from the members. Other members know them from the coordinator's heartbeats.
+        The coordinator knows about the notices from each member's state. Other members know about them from the
+        coordinator's heartbeats.
         """
         r = self.round
         if r is None:
@@ -239,8 +243,8 @@ class AgentState:
     def _is_last_holder(self, r: Membership) -> bool:
         """Return whether this agent may be the only remaining agent that has the training state of its shards.
 
-        Termination notices often come in groups. Until the coordinator has reported which other members depart, the
-        result is therefore True.
+        Such an agent must not exit yet. Termination notices often come in groups. As long as the coordinator has not
+        reported which other members depart, the result is True to be safe.
         """
         names = [member.replica for member in r.assign.members]
         leaving, durable = set(self.leaving()), r.drain is not None and r.drain.order.durable
@@ -277,6 +281,10 @@ class AgentState:
         return e.Reply(request, p.Refused(reason, *self.seen))
 
     def refuse_older(self, request: int, round: int) -> e.Reply:
-        """Return the refusal of a request that is older than the highest round and claim that this agent has seen."""
+        """Return the refusal of a request for an outdated round.
+
+        A request is outdated if this agent has seen a request for a later round, or for the same round with another
+        claim. A claim is the operator's decision to begin a round.
+        """
         highest = f"{self.seen[0]} ({self.seen[1]})"
         return self.refuse(request, f"round {round} under this claim is not the highest seen here: {highest}")

@@ -1,6 +1,6 @@
 """Events that an agent handles, and effects that it must carry out, as data classes.
 
-`machine` has the rules: which effects an event has.
+`machine` decides which effects an event has.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Request = Union[p.Prepare, p.Assign, p.Release, p.Drain, p.Save, p.Join, p.Ping,
 class RequestReceived:
     """Event: a request has arrived.
 
-    It is answered by exactly one Reply with the same `request` number, possibly later.
+    The agent answers the request by exactly one Reply with the same `request` number, possibly later.
     """
 
     request: int
@@ -40,9 +40,9 @@ class RequestReceived:
 
 @dataclasses.dataclass(frozen=True)
 class WorkersGone:
-    """Event after KillWorkers: no worker of a round before `round` is left.
+    """Event after KillWorkers: all workers of rounds before `round` have ended.
 
-    After their end, the agent has read the volume again.
+    The agent has then read again which snapshots the volume contains.
     """
 
     round: int
@@ -67,7 +67,7 @@ class StoreBound:
 
 @dataclasses.dataclass(frozen=True)
 class Reached:
-    """Event after PingPeers: these candidates for the round have answered a Ping. They include this agent itself."""
+    """Event after PingPeers: the candidates for the round that have answered a Ping. They include this agent itself."""
 
     prepare: p.Prepare
     replicas: tuple[str, ...]
@@ -117,7 +117,7 @@ class WorkerExited:
 
 @dataclasses.dataclass(frozen=True)
 class MemberMessage:
-    """Event on the coordinator: a member has sent a line on the stream that its Join opened."""
+    """Event on the coordinator: a member of the round has sent a message on its stream to the coordinator."""
 
     state: p.MemberState
 
@@ -148,7 +148,7 @@ class CoordinatorJoined:
 
 @dataclasses.dataclass(frozen=True)
 class CoordinatorMessage:
-    """Event on a member: the coordinator has sent a line, which is Drain, StopAt, DurableMoved or its MemberState."""
+    """Event on a member: the coordinator has sent a message, which is Drain, StopAt, DurableMoved or a MemberState."""
 
     round: int
     claim: str
@@ -169,7 +169,11 @@ class CoordinatorGone:
 
 @dataclasses.dataclass(frozen=True)
 class PeerCopied:
-    """Event: the next member in the ring of copies has copied this shard, which a worker of this agent has saved."""
+    """Event: another replica has copied a shard that a worker of this agent has saved.
+
+    The members form a ring, in which each member copies the previous member's shards. So the copy is on the next
+    member.
+    """
 
     id: p.SnapshotId
     shard: int
@@ -177,7 +181,10 @@ class PeerCopied:
 
 @dataclasses.dataclass(frozen=True)
 class CopyHeld:
-    """Event: this agent has copied this shard from the previous member in the ring of copies."""
+    """Event: this agent has copied a shard of the previous member.
+
+    The members form a ring, in which each member copies the previous member's shards.
+    """
 
     id: p.SnapshotId
     shard: int
@@ -194,9 +201,8 @@ class PartShipped:
 class PublishDone:
     """Event after Publish: the attempt to publish a checkpoint is over.
 
-    `durable` is the checkpoint that the file LATEST in storage names now.
-
-    `durable` is None if the checkpoint was refused permanently, because a later round or another job has published one.
+    `durable` is the checkpoint that the file LATEST in storage names now. `durable` is None if the checkpoint was
+    refused permanently, because a later round or another job has published one.
     """
 
     id: p.SnapshotId
@@ -223,7 +229,8 @@ class TrackingSeen:
 class Warm:
     """Event: the preparation for warm starts has ended.
 
-    Workers can now start at once. If `error` is set, they can't be started at all.
+    A warm start forks workers from a process that has already imported their modules. Workers can now start at once. If
+    `error` is set, they can't be started at all.
     """
 
     error: str = ""
@@ -231,7 +238,10 @@ class Warm:
 
 @dataclasses.dataclass(frozen=True)
 class Learning:
-    """Event: this agent has begun, or stopped, asking another replica which modules to import for warm starts."""
+    """Event: this agent has begun or stopped asking another replica which modules the user's script imports.
+
+    A warm start imports these modules before the workers start.
+    """
 
     under_way: bool
 
@@ -291,7 +301,7 @@ class StepCount:
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
-    """Event: time has passed. It occurs a few times per second."""
+    """Event: time has passed. This event occurs a few times per second."""
 
     heartbeats: tuple[p.Heartbeat, ...] = ()
     """Heartbeats of those workers of this agent that write heartbeats."""
@@ -303,7 +313,10 @@ class Tick:
 
 @dataclasses.dataclass(frozen=True)
 class StacksCollected:
-    """Event after CollectStacks: the stacks of this agent's workers, keyed by rank, as a limited number of lines."""
+    """Event after CollectStacks: the call stacks of this agent's workers, keyed by rank.
+
+    Each stack is shortened to a limited number of lines.
+    """
 
     round: int
     stacks: Mapping[int, tuple[str, ...]]
@@ -320,9 +333,10 @@ Event = Union[
 
 @dataclasses.dataclass(frozen=True)
 class PersistSeen:
-    """Effect: write the highest round and its claim to the volume, and sync them to the disk.
+    """Effect: write the highest round and its claim to the volume, and sync the file to the disk.
 
-    WorkersGone of this round is emitted only after the write. Until then, no request is answered and nothing starts.
+    A claim is the operator's decision to begin a round. WorkersGone of this round is emitted only after the write.
+    Until then, the agent answers no request and starts no worker.
     """
 
     round: int
@@ -333,9 +347,9 @@ class PersistSeen:
 class KillWorkers:
     """Effect: end all workers and transfers of rounds before `round`, then emit WorkersGone(round).
 
-    Workers whose processes can continue in the next round are asked to leave their round. All other workers are killed
-    by SIGKILL and reaped. The store, copies, uploads, and the streams between coordinator and members are ended. The
-    effect may occur again for the same round, and is then carried out again.
+    If a worker's process can continue in the next round, the agent asks the process to leave its round. The agent kills
+    all other workers by SIGKILL. It also closes the c10d store and the streams between coordinator and members, and
+    cancels copies and uploads. If the effect occurs again for the same round, the agent carries it out again.
     """
 
     round: int
@@ -351,7 +365,7 @@ class BindStore:
 
 @dataclasses.dataclass(frozen=True)
 class PingPeers:
-    """Effect: send a Ping to candidates, with a short timeout, then emit Reached."""
+    """Effect: send a Ping to candidates for the next round, with a short timeout, then emit Reached."""
 
     prepare: p.Prepare
     asked: tuple[p.Candidate, ...]
@@ -397,7 +411,7 @@ class CopyFrom:
 
 @dataclasses.dataclass(frozen=True)
 class DropSnapshots:
-    """Effect: delete these snapshots, and all shards that were fetched from peers.
+    """Effect: delete the snapshots `ids`, and all shards that starting workers have fetched from other replicas.
 
     No worker needs these files any more.
     """
@@ -422,7 +436,7 @@ class SignalWorkers:
 
 @dataclasses.dataclass(frozen=True)
 class Broadcast:
-    """Effect on the coordinator: send a message to all members of this round, or only to the replica `only`."""
+    """Effect on the coordinator: send a message to all members of this round, or, if `only` is set, to this replica."""
 
     message: Union[p.Drain, p.StopAt, p.DurableMoved]
     only: str = ""
@@ -432,7 +446,7 @@ class Broadcast:
 class Ship:
     """Effect: upload a shard file to storage. Repeat until the file is in storage (PartShipped) or the round is over.
 
-    If an earlier upload of the same shard is not finished, it is dropped.
+    If an earlier upload of the same shard is not finished, the agent abandons it.
     """
 
     id: p.SnapshotId
@@ -447,7 +461,8 @@ class Ship:
 class Publish:
     """Effect on the coordinator: publish a checkpoint whose shards are all in storage, then emit PublishDone.
 
-    The uploader writes the manifest and makes LATEST name the checkpoint. Failed attempts are repeated.
+    The uploader writes the checkpoint's manifest, and then its name to the file LATEST, from which jobs continue.
+    Failed attempts are repeated.
     """
 
     id: p.SnapshotId
@@ -456,11 +471,10 @@ class Publish:
 
 @dataclasses.dataclass(frozen=True)
 class Undo:
-    """Effect on the coordinator: make LATEST name no checkpoint that a rollback has undone.
+    """Effect on the coordinator: apply a rollback to storage, then emit StorageSeen.
 
-    Then emit StorageSeen.
-
-    Failed attempts are repeated, even after the end of the round. Until one succeeds, no checkpoint is published.
+    If the file LATEST names a checkpoint that the rollback has undone, LATEST is changed. Failed attempts are repeated,
+    even after the end of the round. Until one succeeds, no checkpoint is published.
     """
 
     undone: p.Undone
@@ -477,7 +491,7 @@ class CollectStacks:
 class ReportChanged:
     """Effect: send this agent's new Report to the operator, and its new MemberState to the coordinator.
 
-    This effect occurs at most once per event, as the last one.
+    This effect occurs at most once per event, after all other effects of the event.
     """
 
 
@@ -491,9 +505,9 @@ class UseStorage:
 
 @dataclasses.dataclass(frozen=True)
 class ProbeStorage:
-    """Effect: check which checkpoint LATEST names, because the agent's knowledge may be outdated.
+    """Effect: check which checkpoint the file LATEST in storage names, then emit StorageSeen.
 
-    Then emit StorageSeen.
+    The agent's knowledge may be outdated, if LATEST changed in rounds in which the agent did not take part.
     """
 
 

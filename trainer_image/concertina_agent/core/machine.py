@@ -14,12 +14,13 @@ names the function that handles each event, and REQUESTS the one that handles ea
 in order.
 
 Rules for requests:
-- A request is refused if the agent has seen a higher round, or the same round with another claim. The highest round is
-  written to the volume before anything follows from it. A restarted agent reads it.
+- A request is refused if the agent has seen a higher round, or the same round with another claim. A claim is the
+  operator's decision to begin a round. The agent writes the highest round to the volume before the round has any
+  effect, and reads it after a restart.
 - A Prepare of a higher round leads to PersistSeen, KillWorkers, BindStore and PingPeers. So does a Prepare of the same
   round after a restart. The Reply follows only after WorkersGone, StoreBound and Reached.
-- The same Prepare again gets the same answer and kills nothing. If it comes with other candidates before the Assign,
-  only these get another Ping.
+- The same Prepare again gets the same answer and kills nothing. If a repeated Prepare has other candidates, and the
+  Assign has not arrived yet, the agent sends another Ping to these candidates.
 - An Assign leads to StartRound once, if this (round, claim) is prepared and the Assign names the agent's instance id.
   The same Assign again is accepted.
 
@@ -28,12 +29,13 @@ Rules for the end of a round:
   failed stay until the next Prepare.
 - The coordinator collects MemberState lines. A member is lost (MemberLost) if it is silent, its stream stays broken, or
   it does not join. In the same way, a member can lose the coordinator (CoordinatorLost).
-- The cause of a round's end is a failure that is not a consequence of a lost peer. Its consequences are `secondary`.
+- The cause of a round's end is a failure that is not a consequence of a lost connection to another rank. Failures that
+  are such consequences are `secondary`.
   If all failures look like consequences, the coordinator reports none for SETTLE_SECONDS, because the cause usually
   arrives in that time.
-- An agent is drained when, after a drain, its workers have ended and the peer has copied their last snapshot, or the
-  grace period is over. The coordinator reports drained when every member is. If the drain is `durable`, LATEST must
-  also name that step, unless a member is gone that had not uploaded its shard.
+- An agent is drained when, after a drain, its workers have ended and another replica has copied their last snapshot, or
+  the grace period is over. The coordinator reports drained when every member is drained. If the drain is `durable`, the
+  checkpoint of that step must also be in storage, unless a member was lost before it had uploaded its shard.
 - An agent has succeeded when its workers have finished. The coordinator reports succeeded when the workers of every
   member have finished and the final checkpoint is published. When its heartbeats have told the members, all agents exit
   with 0 after LINGER_SECONDS.
@@ -75,7 +77,7 @@ member (decision "Pauses of a process do not count as silence").
 
 
 def step(agent: AgentState, event: e.Event, now: float, at: float = 0.0) -> list[e.Effect]:
-    """Handle one event, and return the effects. They must be carried out in order."""
+    """Handle one event, and return the effects, which must be carried out in order."""
     t, last, before = e.Moment(now, at), agent.last_event, agent.state
     agent.last_event = t
     if agent.round is not None and last is not None and now - last.now >= STOOD_STILL_SECONDS:
@@ -90,7 +92,7 @@ def step(agent: AgentState, event: e.Event, now: float, at: float = 0.0) -> list
 def _leave(agent: AgentState, t: e.Moment) -> list[e.Effect]:
     """Return an Exit if this agent may exit, because the round has succeeded or because of a termination notice.
 
-    The coordinator determines the success of the round. Other members learn of it from the coordinator's heartbeats.
+    The coordinator determines whether the round has succeeded, and tells the other members in its heartbeats.
     """
     r, notice = agent.round, agent.notice
     if r is not None:

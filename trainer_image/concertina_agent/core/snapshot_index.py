@@ -1,4 +1,4 @@
-"""Index of the snapshots that an agent has, and selection of those that it must delete.
+"""Index of the snapshots that an agent has. It also selects the snapshots that the agent must delete.
 
 The module has no side effects. `files.snapshot_files` handles the files themselves.
 """
@@ -15,9 +15,10 @@ COPY_SLOTS = 2
 
 
 class SnapshotIndex:
-    """Index of the shards that this agent has, keyed by the id of their snapshot.
+    """Index of the shards in this agent's volume, keyed by the id of their snapshot.
 
-    Like the volume, it has a fixed number of slots for each shard.
+    The volume has space for a fixed number of snapshots of each shard. A new snapshot overwrites the oldest one, and
+    the index then forgets the oldest one too.
     """
 
     def __init__(self, snapshots: Iterable[HeldSnapshot] = ()) -> None:
@@ -49,10 +50,10 @@ class SnapshotIndex:
         return max(older, key=lambda id: (id.round, id.step), default=None)
 
     def keep(self, round: int, *ids: Optional[SnapshotId]) -> tuple[SnapshotId, ...]:
-        """Remove the snapshots of rounds before `round`, except those in `ids`, from the index, and return them.
+        """Remove the snapshots of rounds before `round`, except the snapshots `ids`, from the index, and return them.
 
-        The job's memory request has no space for all snapshots of an earlier round beside those of `round`
-        (plan/state/snapshot_memory.py).
+        The caller deletes them. The job's memory request has no space for all snapshots of both an earlier round and
+        `round` (plan/state/snapshot_memory.py).
         """
         dropped = tuple(id for id in self._lower(round) if id not in ids)
         for id in dropped:

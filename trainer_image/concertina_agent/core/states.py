@@ -26,7 +26,7 @@ from concertina_agent.core import events as e
 
 
 class OwnState(str, enum.Enum):
-    """States of an agent's own part in a round. They are the states in messages, and `preparing`."""
+    """States of an agent's own part in a round: `preparing`, and the states that messages can contain."""
 
     IDLE = p.State.IDLE.value
     """No Prepare has arrived since this agent started."""
@@ -47,7 +47,7 @@ class OwnState(str, enum.Enum):
 
     @property
     def on_wire(self) -> p.State:
-        """The same state under its name in messages. Only `preparing` has another name there: `prepared`."""
+        """The same state as a message contains it. Messages contain `prepared` instead of `preparing`."""
         return p.State.PREPARED if self is OwnState.PREPARING else p.State(self.value)
 
 

@@ -41,7 +41,7 @@ class UploadState:
 
     @property
     def latest(self) -> Optional[Durable]:
-        """Checkpoint that LATEST names, unless it was undone."""
+        """Checkpoint that the file LATEST in storage names, or None if a rollback has undone that checkpoint."""
         latest = self.storage.latest if self.storage else None
         return None if latest is None or self.voids(latest.round, latest.step) else latest
 
@@ -54,9 +54,10 @@ class UploadState:
         return not self._unshipped
 
     def outdated(self, round: int) -> bool:
-        """Return whether LATEST may have changed in rounds in which this agent did not take part.
+        """Return whether the file LATEST may have changed in rounds in which this agent did not take part.
 
-        See decision "Agents that missed a round read LATEST again".
+        LATEST names the job's newest checkpoint in storage. See decision "Agents that missed a round read LATEST
+        again".
         """
         storage = self.storage
         if storage is None or storage.state == StorageHealth.UNKNOWN:
@@ -64,7 +65,10 @@ class UploadState:
         return storage.round is None or storage.round < round - 1
 
     def new_round(self, round: int, undone: tuple[Undone, ...]) -> None:
-        """Record that this agent is a member of a new round. From now on, the coordinator reports changes of LATEST."""
+        """Record that this agent is a member of a new round.
+
+        From now on, the coordinator tells the agent when the file LATEST in storage names another checkpoint.
+        """
         self.undone = undone
         if self.storage is not None and not self.outdated(round):
             self.storage = dataclasses.replace(self.storage, round=round)
@@ -98,7 +102,10 @@ class UploadState:
         self._unshipped.discard((part.id, part.shard))
 
     def moved(self, durable: Durable, round: int) -> None:
-        """Record that LATEST names `durable`. Uploads for this step or earlier steps are then no longer waited for."""
+        """Record that the file LATEST in storage now names the checkpoint `durable`.
+
+        The agent then no longer waits for uploads of this step or earlier steps.
+        """
         self.storage = Storage(StorageHealth.READY, durable, round=round)
         self.parts = tuple(part for part in self.parts if part.id.step > durable.step)
         self._unshipped = {waiting for waiting in self._unshipped if waiting[0].step > durable.step}
@@ -106,8 +113,8 @@ class UploadState:
     def seen(self, storage: Storage, round: int) -> bool:
         """Record the state of storage after a check, and return whether anything has changed.
 
-        If the check has failed, this agent still assumes that LATEST names the same checkpoint as at the last
-        successful check.
+        If the check has failed, this agent still assumes that the file LATEST in storage names the same checkpoint as
+        at the last successful check.
         """
         if storage.state == StorageHealth.ERROR and storage.latest is None:
             previous = self.storage or storage
@@ -120,7 +127,7 @@ class UploadState:
         return news
 
     def has(self, uid: str, step: Optional[int], complete: bool) -> bool:
-        """Return whether LATEST names a checkpoint of this job of this step or a later one.
+        """Return whether the file LATEST in storage names a checkpoint of the job `uid`, of this step or a later one.
 
         If `complete` is set, the checkpoint must also be that of the run's last step. Without storage, the result is
         always True.

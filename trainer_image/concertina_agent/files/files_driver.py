@@ -1,6 +1,6 @@
 """Driver of the files in the agent's volume, which are snapshots and the highest round seen.
 
-The driver carries out those effects of the state machine that concern files.
+The driver carries out the effects of the state machine that concern files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from concertina_agent.files.snapshot_files import SnapshotFiles
 
 
 class FilesDriver:
-    """Driver of the files in the agent's volume. It carries out effects of the state machine."""
+    """Driver of the files in the agent's volume.
+
+    The driver carries out the effects of the state machine that concern files.
+    """
 
     def __init__(self, volume: Path) -> None:
         """Read the volume's contents. The volume's folder is created if it does not exist.

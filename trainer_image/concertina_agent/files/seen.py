@@ -1,6 +1,7 @@
-"""File in the volume with the highest round and claim that this replica's agent has seen.
+"""File in the volume with the highest round that this replica's agent has seen, and its claim.
 
-The file remains when the container restarts.
+The claim is the operator's decision to begin the round. The file remains when the container restarts, so that the agent
+refuses requests for earlier rounds.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from concertina_protocol.log import log_event
 
 
 def read(volume: Path) -> tuple[int, str]:
-    """Return the highest round and claim seen, or (0, "") if there is no file or it cannot be read.
+    """Return the highest round that the agent has seen and its claim, or (0, "") if the file is missing or invalid.
 
-    Without the file, the agent behaves like the agent of a new pod. That is safe, because claims and instance ids
-    prevent old rounds from returning (decision "Agents without seen.json act like new pods").
+    Without the file, the agent behaves like the agent of a new pod. That is safe: every round has its own claim (the
+    operator's decision to begin it), and every start of an agent has its own instance id. A request for an old round
+    therefore does not match (decision "Agents without seen.json act like new pods").
     """
     try:
         record = json.loads((volume / "seen.json").read_text())
@@ -29,7 +31,10 @@ def read(volume: Path) -> tuple[int, str]:
 
 
 def write(volume: Path, round: int, claim: str) -> None:
-    """Write the highest round and claim atomically. On return, the file and its name are synced to the disk."""
+    """Write the highest round that the agent has seen, and its claim (the operator's decision to begin it).
+
+    The file is replaced atomically. On return, the file and its name are synced to the disk.
+    """
     draft = volume / "seen.json.new"
     with draft.open("w") as file:
         json.dump({"round": round, "claim": claim}, file)

@@ -1,6 +1,6 @@
 """Reading and writing of one shard file. A shard file without its sidecar does not count as present.
 
-A gigabyte takes a second, so `fill`, `chunks` and `verify` must be called in threads.
+The functions `fill`, `chunks` and `verify` take about a second per gigabyte, so call them in threads.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Shard:
         return p.ShardHeader(self.id, self.number, self.size, self.checksum)
 
     def tensors_header(self) -> str:
-        """Return the safetensors header as JSON. In the file, its length in 8 bytes precedes it.
+        """Return the file's safetensors header as JSON.
 
         Raises:
             Damaged: If the file does not begin with a valid header.

@@ -1,9 +1,9 @@
 """Shard files in this replica's volume: where they are, which are complete, and how they are deleted.
 
-Workers write into `snapshots/round-<r>/...`. Copies of a peer's shards are in `copies/round-<r>/shard-<k>/slot-<0|1>`.
-Shards that a starting worker requested are in `fetched/`. Deleted files are moved to `freed/`, where a thread truncates
-them. This frees their memory even if a process has them open, and takes 0.15 s per gigabyte (decision "Freed shards are
-truncated").
+Workers write into `snapshots/round-<r>/...`. Copies of another replica's shards are in
+`copies/round-<r>/shard-<k>/slot-<0|1>`. Shards that a starting worker requested are in `fetched/`. Deleted files are
+moved to `freed/`, where a thread truncates them. Truncation frees a file's memory even if a process has the file open,
+and takes 0.15 s per gigabyte (decision "Freed shards are truncated").
 """
 
 from __future__ import annotations
@@ -65,9 +65,10 @@ class SnapshotFiles:
             self.news.notify()
 
     def link_for_shipping(self, path: Path, step: int) -> Path:
-        """Create a hard link to the shard file at `path`, and return the link's path. The link is for the uploader.
+        """Create a hard link to the shard file at `path` for the uploader, and return the link's path.
 
-        The uploader removes the link when the shard is in storage.
+        The link keeps the bytes if the file at `path` is deleted before the upload ends. The uploader removes the link
+        when the shard is in storage.
         """
         name = path.parent / f"shipping-{step}"
         name.unlink(missing_ok=True)
@@ -80,7 +81,7 @@ class SnapshotFiles:
         return shard if shard is not None and shard.id.step > after_step else None
 
     def drop(self, ids: Iterable[p.SnapshotId]) -> None:
-        """Delete the snapshots `ids`, and all shards that workers have fetched from peers to restore a state."""
+        """Delete the snapshots `ids`, and all shards that workers have fetched from other replicas."""
         unwanted = set(ids)
         for shard in [shard for shard in self._all() if shard.id in unwanted]:
             remove_sidecar(shard.path)
@@ -118,7 +119,7 @@ class SnapshotFiles:
             self._freeing.submit(_empty, aside)
 
     def copy_slot(self, id: p.SnapshotId, number: int) -> Path:
-        """Return the path at which to store the next copy of a peer's shard.
+        """Return the path at which to store the next copy of a shard of another replica.
 
         There are two such paths for each shard, so the newest copy is not overwritten.
         """
@@ -139,7 +140,7 @@ class SnapshotFiles:
     def _sweep(self) -> None:
         """Delete each file that has no sidecar, to free its memory.
 
-        Such a file is a slot that was not completed, or a hard link for an upload that did not finish.
+        Such a file is a shard that was not completely written, or a hard link for an upload that did not finish.
         """
         whole = {shard.path for shard in self._all()}
         for root in (self._own, self._copies):

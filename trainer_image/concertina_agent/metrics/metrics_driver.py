@@ -62,7 +62,7 @@ class MetricsDriver:
         running: Callable[[], Mapping[int, tuple[int, ...]]],
         shipping: Shipping,
     ) -> None:
-        """Prepare to collect metrics. They are served after `start`.
+        """Prepare to collect metrics. The HTTP server begins in `start`.
 
         Args:
             settings: Settings of the agent.

@@ -81,11 +81,13 @@ class Training:
             self._tokens += max(0, progress.tokens - last.tokens)
 
     def _add(self, key: Hashable, seconds: float) -> None:
-        """Update a counter of this pod from a worker's report, which has a total since the beginning of the round.
+        """Add the increase of a worker's total to a counter of this pod.
+
+        A worker counts from the beginning of its round, whereas the pod's counter includes earlier rounds.
 
         Args:
             key: Name of the counter.
-            seconds: Present value of the worker's total.
+            seconds: Total since the beginning of the round, as the worker reports it.
         """
         more = seconds - self._of_round.get(key, 0.0)
         if 0.0 <= more < math.inf:

@@ -54,7 +54,7 @@ class ProcessUsage:
 
 @dataclasses.dataclass
 class _Family:
-    """Sums over all processes of one worker."""
+    """Resource usage of one worker, summed over the processes that the worker consists of."""
 
     cpu: float = 0.0
     read: int = 0
@@ -106,7 +106,11 @@ class WorkerProcesses:
         return self._uses
 
     def _families(self, workers: Mapping[int, WorkerProcess]) -> tuple[dict[int, _Family], dict[int, int]]:
-        """Return two mappings keyed by local rank: sums over each worker's processes, and each worker's start time."""
+        """Return two mappings, keyed by the id of a worker's main process.
+
+        The first has the resource usage of the worker, summed over its processes. The second has the start time of the
+        main process.
+        """
         families: dict[int, _Family] = {pid: _Family() for pid in workers}
         started: dict[int, int] = {}
         names = [name for name in os.listdir(self._proc) if name.isdigit()]
@@ -130,7 +134,11 @@ class WorkerProcesses:
 
 
 def _leader(pid: int, stats: Mapping[int, Sequence[str]], roots: Mapping[int, int]) -> Optional[int]:
-    """Return the worker's main process to which a process belongs, by its group or its parents, or None."""
+    """Return the id of the main process of the worker to which the process `pid` belongs, or None.
+
+    The process groups of `pid` and of its parents decide. `stats` has the fields of each process. `roots` maps each
+    top-level process of a worker to the worker's main process.
+    """
     seen: set[int] = set()
     while pid in stats and pid not in seen:
         seen.add(pid)

@@ -44,7 +44,7 @@ Emit = Callable[[e.Event], None]
 
 
 class MovedOn(Exception):
-    """Error that the coordinator is in a later round, so that a member stops repeating its Join."""
+    """Error that the coordinator is already in a later round. It makes a member stop repeating its Join."""
 
 
 async def follow_coordinator(
@@ -56,9 +56,10 @@ async def follow_coordinator(
     emit: Emit,
     tasks: TaskGroup,
 ) -> None:
-    """Follow the coordinator of a round as its member: join it, and exchange messages until it is lost.
+    """Follow the coordinator of a round as its member: join the coordinator, and exchange messages with it.
 
-    The Join is repeated until the coordinator accepts it or refuses it permanently.
+    The Join is repeated until the coordinator accepts it or refuses it permanently. The function returns when the
+    coordinator is lost.
     """
     key, wire, detail = (join.round, join.claim), None, ""
     members, address = len(assign.members), assign.members[0].address
@@ -157,7 +158,7 @@ async def _listen(wire: Connection, on_message: Callable[..., None], kinds: tupl
     Raises OSError, as `receive` does.
 
     Raises:
-        ProtocolError: If a message is not of one of these kinds.
+        ProtocolError: If a message is of a class that is not in `kinds`.
     """
     while (message := await wire.receive()) is not None:
         if not isinstance(message, kinds):
@@ -243,9 +244,10 @@ class MemberStreams:
         return True
 
     async def _is_lost(self, join: p.Join) -> bool:
-        """Return whether the agent of a member whose stream broke is gone.
+        """Return whether the agent of a member is gone, after the member's stream broke.
 
-        An agent that answers is not gone. It joins again, or counts as lost after the usual time of silence.
+        An agent that answers a request is not gone. Such an agent joins again. If it does not, the member counts as
+        lost after the usual time of silence.
         """
         address, ping = self._addresses[join.replica], p.encode(p.Ping(join.uid))
 

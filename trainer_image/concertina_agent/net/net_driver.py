@@ -1,7 +1,7 @@
-"""Driver of this agent's connections, except those that transfer shards.
+"""Driver of this agent's connections, except the connections that transfer shards.
 
 The connections carry requests to this agent, and the streams between the coordinator and its members. The driver
-carries out the effects on them that the state machine returns.
+carries out the effects of the state machine that concern these connections.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Learns(Protocol):
 
 
 class NetworkDriver:
-    """Driver of this agent's connections, except those that transfer shards.
+    """Driver of this agent's connections, except the connections that transfer shards.
 
-    It carries out effects of the state machine.
+    The driver carries out the effects of the state machine that concern these connections.
     """
 
     def __init__(

@@ -3,8 +3,8 @@
 Transfers of gigabytes must not delay a Ping, a heartbeat or a request on the event loop. In threads, several shards of
 a node are transferred in parallel (decision "Threads copy shards between members").
 
-The connecting end first sends PREFACE without encryption. This distinguishes the connection from those of `wire`. TLS
-follows, then one request (Pull) as a line of the protocol, and the answers to it.
+The connecting end first sends PREFACE without encryption, so that the other end can distinguish the connection from a
+connection of `wire`. TLS follows, then one request (Pull) as a line of the protocol, and the answers to the request.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ShardWire:
         """Decrypted data that were received after the last line."""
 
     async def handshake(self) -> None:
-        """Perform the TLS handshake on the event loop. In a thread, any client could occupy that thread.
+        """Perform the TLS handshake on the event loop, not in a thread, where a slow client would occupy the thread.
 
         See decision "Limits on unauthenticated connections". Other kinds of OSError may be raised too.
 
@@ -144,10 +144,10 @@ class ShardWire:
             self._running.add_done_callback(lambda _: self._socket.close())
 
     async def _run(self, work: Callable[[], T]) -> T:
-        """Run an operation in a thread.
+        """Run an operation in a thread, and return its result.
 
-        If the call is cancelled, it returns only after the operation has ended, because the next operation may write to
-        the same file.
+        If this call is cancelled, the connection is closed, and the call waits until the operation has ended. Otherwise
+        the next operation could write to the same file at the same time.
 
         Raises:
             asyncio.CancelledError: If the call is cancelled.

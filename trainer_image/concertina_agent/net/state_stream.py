@@ -1,6 +1,6 @@
-"""Stream of an agent's state.
+"""Stream by which an agent sends its state to another process, whenever the state changes and as a heartbeat.
 
-Only the newest state is sent. A change that affects only numbers can be sent later.
+Only the newest state is sent. A change that affects only numbers, such as the step, may be sent later.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ CHANGES: Lines[p.Report] = Lines(p.only_numbers, p.change)
 
 
 def often(state: S) -> float:
-    """Return the seconds between heartbeats for a receiver that must notice a failure quickly."""
+    """Return the seconds between heartbeats, the same for every state.
+
+    Use this function for a receiver that must notice a failure quickly, such as the coordinator.
+    """
     return p.BEAT_SECONDS
 
 

@@ -16,8 +16,8 @@ AGAIN_SECONDS = 0.2
 class TaskGroup:
     """Group of background tasks with names.
 
-    A task finishes, is cancelled, or raises an unexpected error. Such an error is written to the log and passed to
-    `failed`.
+    A task finishes, is cancelled, or raises an unexpected error. The group writes an unexpected error to the log and
+    passes it to the function `failed`.
     """
 
     def __init__(self, failed: Optional[Callable[[BaseException], None]] = None) -> None:

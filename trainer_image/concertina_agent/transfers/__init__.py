@@ -1,1 +1,1 @@
-"""Transfers of an agent: copies of peers' snapshots, uploads, learned modules, and records for a tracking tool."""
+"""Transfers of an agent: copies of other replicas' snapshots, uploads, learned modules, and records of the run."""

@@ -59,7 +59,8 @@ class ChannelServer:
             snapshots: Shard files of this replica.
             tracking: Driver of the tracking process, or None without tracking.
             emit: Function that passes events to the state machine.
-            latest: Function that returns the checkpoint that LATEST names, as far as it is known.
+            latest: Function that returns the newest checkpoint in storage (the one that the file LATEST names), if
+                known.
         """
         self._latest = latest
         self._local, self._peers, self._uploads, self._snapshots, self._emit = local, peers, uploads, snapshots, emit

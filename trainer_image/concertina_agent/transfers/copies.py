@@ -1,6 +1,7 @@
 """Transfers of shards between agents.
 
-Each committed shard is copied to the next member in the ring. Shards that starting workers need are fetched.
+The members of a round form a ring. Each committed shard is copied to the next member in this ring. Shards that starting
+workers need are fetched from any member.
 """
 
 from __future__ import annotations
@@ -107,9 +108,9 @@ class Peers:
     # --- shards that this agent's workers need ----------------------------------------------------------------------
 
     async def fetch(self, id: p.SnapshotId, number: int) -> Path:
-        """Return the path of a local file with a verified shard. If necessary, the shard is fetched from a peer.
+        """Return the path of a local file with a verified shard. If necessary, fetch the shard from another replica.
 
-        Raises Damaged, with a sentence, if no peer can provide the shard.
+        Raises Damaged if no other replica can provide the shard. The error's text is a sentence.
         """
         async with self._fetching.setdefault((id, number), asyncio.Lock()):
             if (id, number) not in self._fetched:
@@ -117,7 +118,7 @@ class Peers:
             return self._fetched[id, number]
 
     async def _fetch_early(self, id: Optional[p.SnapshotId], number: int) -> None:
-        """Verify a local shard, or fetch it from a peer, before a worker of this replica requests it."""
+        """Verify a local shard, or fetch it from another replica, before a worker of this replica requests it."""
         with contextlib.suppress(OSError, Damaged):  # when a worker requests the shard, it gets the error
             if id is not None:
                 await self.fetch(id, number)
@@ -148,7 +149,7 @@ class Peers:
         """Return the safetensors header of a shard.
 
         Raises:
-            Damaged: If no peer can provide it. The error's text is a sentence.
+            Damaged: If no other replica can provide the header. The error's text is a sentence.
         """
         reasons = []
         shard = self._snapshots.find(id, number)
@@ -178,12 +179,12 @@ class Peers:
 
     @contextlib.asynccontextmanager
     async def _open_pull(self, address: str, pull: p.Pull) -> AsyncIterator[tuple[ShardWire, p.ShardHeader]]:
-        """Request a shard by a Pull, and yield the connection and the ShardHeader in the answer.
+        """Request a shard from another agent, and yield the connection and the ShardHeader in the answer.
 
-        The caller then receives the bytes on the connection, within its `with` block.
+        The request is `pull`. Within the `with` block, the caller receives the shard's bytes on the connection.
 
         Raises:
-            Damaged: If the peer refuses, or sends another shard.
+            Damaged: If the other agent refuses, or sends another shard.
         """
         with contextlib.closing(await self._connector.for_shards(address)) as wire:
             await wire.send(pull)
@@ -289,8 +290,9 @@ class Peers:
     async def _send_shard(self, wire: ShardWire, shard: Shard, part: int, parts: int) -> Optional[p.Copied]:
         """Send a part of a shard, and return the receiver's confirmation, or None if there is none.
 
-        The receiver verifies the shard. If it does not confirm the arrival, this agent verifies its own file, and
-        deletes it if it is damaged, so that no agent requests it again (decision "The receiver checks a shard").
+        The receiver verifies the shard. Without a confirmation, this agent verifies its own file too. If the file is
+        damaged, this agent deletes the file, so that no other agent requests it again (decision "The receiver checks a
+        shard").
 
         Raises:
             ConnectionError: If the shard is damaged.
@@ -314,10 +316,10 @@ def _parallel_streams(transfers: int) -> int:
 
 
 def _header(answer: Optional[p.Message], parts: int = 1) -> p.ShardHeader:
-    """Return the ShardHeader in an answer. It may announce at most `parts` parts.
+    """Return an answer that is a ShardHeader with at most `parts` parts.
 
     Raises:
-        Damaged: If the answer is not such a header.
+        Damaged: If the answer is anything else.
     """
     if isinstance(answer, p.ShardHeader) and 1 <= answer.parts <= parts:
         return answer
@@ -346,11 +348,12 @@ def nearest(assign: p.Assign, replica: str, number: int) -> list[p.Member]:
 
 
 def expected(assign: p.Assign, replica: str, even: bool) -> range:
-    """Return the shards that workers of this replica will probably request.
+    """Return the numbers of the shards that workers of this replica will probably request.
 
-    Before the workers have built their model, this is only a guess. If the number of ranks is that of the saved state,
-    they are the shards whose numbers equal the workers' ranks. If the number of ranks has changed and `even` is set,
-    they are the shards that contain parts of the workers' state.
+    The agent fetches these shards from other replicas before the workers have built their model, so this is a guess. If
+    the number of ranks equals the number of saved shards, each worker needs the shard of its own rank. If the number of
+    ranks has changed and `even` is set (each shard is an equal part of the state), the workers need the shards that
+    overlap their parts. Otherwise, the result is empty.
     """
     world, id = sum(member.workers for member in assign.members), assign.restore.id
     own_member = next((member for member in assign.members if member.replica == replica), None)

@@ -1,4 +1,7 @@
-"""Driver of the uploader process. It sends one request at a time, and repeats a request until storage accepts it."""
+"""Driver of the uploader process, which writes checkpoints to durable storage.
+
+The driver sends the uploader one request at a time, and repeats the request until storage accepts it.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ class UploadDriver:
     def begin(self, effect: e.StartRound) -> None:
         """At the start of a round, queue the request that makes this job the owner of its checkpoint folder.
 
-        This happens before any state is written.
+        The request precedes all requests that write a state to the folder.
         """
         self._living = effect.assign.living
         if not self._owned:
@@ -88,23 +91,27 @@ class UploadDriver:
         self._news.notify()
 
     def undo(self, effect: e.Undo) -> None:
-        """Queue an Undo request, which makes LATEST name no checkpoint that a rollback has undone.
+        """Queue a request that applies a rollback to storage.
 
-        The request is sent before any checkpoint is published. It stays in the queue when the round ends.
+        If the file LATEST in storage names a checkpoint that the rollback has undone, LATEST is changed. The request is
+        sent before any checkpoint is published. It stays in the queue when the round ends.
         """
         if effect.undone not in self._undo:
             self._undo.append(effect.undone)
         self._news.notify()
 
     def probe(self, effect: e.ProbeStorage) -> None:
-        """Check whether storage is reachable and what LATEST names, before any other request is sent."""
+        """Check whether storage is reachable and which checkpoint its file LATEST names.
+
+        No other request is sent before this one.
+        """
         self._healthy, self._probe_requested, self._probe_at = False, True, 0.0
         self._news.notify()
 
     def abandon(self, effect: e.KillWorkers) -> None:
-        """Drop all requests of the round, because the round is over.
+        """Remove all requests of the round from the queue, because the round is over.
 
-        An upload in progress ends early, because its file is truncated.
+        An upload in progress fails, because the agent truncates the shard file.
         """
         for ship in self._ships.values():
             self._snapshots.free(Path(ship.path))
@@ -200,7 +207,10 @@ class UploadDriver:
         self._failures, self._failing, self._part_goes_first = 0, False, False
 
     def _fail(self, message: str) -> None:
-        """Pause all requests after an error, until a check has shown that storage works again."""
+        """Record that a request to storage has failed.
+
+        No more requests are sent until a check has shown that storage works again.
+        """
         self._healthy, self._failing = False, True
         self._emit(e.StorageSeen(p.Storage(p.StorageHealth.ERROR, None, message)))
         self._schedule_probe(message)

@@ -15,10 +15,10 @@ MOST_ANCESTORS = 100
 
 
 class Reaper:
-    """Reaper of the agent's child processes, and of the orphans that these leave behind.
+    """Reaper of the agent's child processes and their orphans.
 
-    An agent is process 1 of its container, or it is a subreaper, which receives orphans too (decision "The agent is a
-    child subreaper").
+    The kernel makes the agent the parent of these orphans, because the agent is process 1 of its container or a
+    subreaper (decision "The agent is a child subreaper").
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Reaper:
     def strays(self) -> list[int]:
         """Return the child processes for which `watch` was not called.
 
-        They are orphans of processes that this agent had started.
+        These processes are orphans: another process that this agent had started has started them, and then ended.
         """
         return [pid for pid in children() if pid not in self._ends]
 

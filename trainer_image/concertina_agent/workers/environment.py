@@ -1,9 +1,9 @@
 """Environment variables of a worker, under the names that torchrun, mpirun and srun use.
 
 Of the variables of mpirun and srun, only those that identify a rank and the size of the world are set. Variables that
-describe a scheduler (SLURM_JOB_ID, SLURM_JOB_NODELIST, OMPI_MCA_*, PMIX_*) are not: scripts that find them call
+describe a scheduler (SLURM_JOB_ID, SLURM_JOB_NODELIST, OMPI_MCA_*, PMIX_*) are not set: scripts that find them call
 scontrol, requeue the job or start MPI, which do not exist here (decision "Workers get no variables of scheduler jobs").
-Frameworks that read the variables of all three prefer torchrun's. The module has no side effects.
+A framework that knows the variables of all three launchers uses those of torchrun. The module has no side effects.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def worker_defaults(workers: int) -> dict[str, str]:
 def worker_environment(
     base: Mapping[str, str], assign: Assign, me: int, local_rank: int, agent_store: bool
 ) -> dict[str, str]:
-    """Return the environment variables of one worker: `base`, and the variables for its rank and its world.
+    """Return the environment variables of one worker: `base`, and variables of the round such as RANK.
 
     The worker has the local rank `local_rank` in members[me]. Set `agent_store` if the agent serves the c10d store at
     MASTER_PORT.

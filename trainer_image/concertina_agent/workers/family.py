@@ -34,7 +34,7 @@ def adopt_orphans() -> None:
 def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
     """Send a signal to the process group that `pid` leads.
 
-    If process `pid` does not lead a group (yet), send the signal to that process alone.
+    If process `pid` does not lead a group (yet), send the signal only to that process.
     """
     try:
         os.killpg(pid, number)

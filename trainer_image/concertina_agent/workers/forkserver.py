@@ -81,7 +81,7 @@ def leave_parent(parent: int, environment: Mapping[str, str], fds: Sequence[int]
     """Set up a new process that was forked from a warm process.
 
     The new process gets its own process group, output files and environment variables, and the default handling of
-    signals. The kernel kills it when the warm process dies.
+    signals. The kernel kills the new process when the warm process dies.
     """
     os.setpgid(0, 0)
     die_with_parent(parent)
@@ -104,7 +104,7 @@ def reset_signals() -> None:
 def become_worker(environment: Mapping[str, str]) -> None:
     """Set up a process as a worker of the bundled trainer.
 
-    Its output is flushed at each line, and the agent can request its stacks.
+    The process's output is flushed at each line, and the agent can request the process's stacks.
     """
     from concertina_agent.workers import stacks
 

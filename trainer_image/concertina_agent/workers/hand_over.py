@@ -1,14 +1,16 @@
 """Hand-over of a script from a Python interpreter that has just started to a fork of a warm parent.
 
-The start hook calls this in the interpreter (`hook`). The interpreter sends one packet to the agent, with a description
-of itself and its open files. The answer is one of these:
+A warm parent is a process that has already imported the script's modules. The start hook calls `run` in the interpreter
+(`hook`). The interpreter sends one packet to the agent, with a description of itself and its open files. The answer is
+one of these:
 
-{"record": PATH or "", ...}   The script starts in this process, which records its imports in that file. If a fork has
-                              refused to take over the script, the answer also has the reason as "plain", and the
-                              interpreter sends this reason to the agent.
-{"pid": N, "group": G}        The script runs in process N, a fork of a warm parent. This process joins group G and
-                              stands in for process N: it forwards signals to N, and ends in the same way when the agent
-                              sends {"code": C}. So the program that has started this process sees the script's own end.
+    {"record": PATH or "", ...}   The script starts in this process, which records its imports in that file. If a fork
+                                  has refused to take over the script, the answer also has the reason as "plain", and
+                                  the interpreter sends this reason to the agent.
+    {"pid": N, "group": G}        The script runs in process N, a fork of a warm parent. This process joins group G and
+                                  represents process N: it forwards signals to N, and ends in the same way when the
+                                  agent sends {"code": C}. So the program that has started this process sees the
+                                  script's own end.
 
 If an interpreter runs an installed program, such as `accelerate launch`, it keeps the environment variable VARIABLE.
 The scripts of its child processes are then handed over too. Any other interpreter removes the variable.
@@ -128,7 +130,7 @@ def _runs_file_or_module() -> bool:
 def _is_installed() -> bool:
     """Return whether this interpreter runs an installed program.
 
-    That is a module of an installed package, or a script beside the interpreter.
+    An installed program is a module of an installed package, or a script beside the interpreter.
     """
     target = sys.argv[0] if sys.argv else ""
     if target == "-m":

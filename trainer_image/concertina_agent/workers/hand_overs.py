@@ -1,9 +1,9 @@
 """The agent's socket to which Python interpreters of workers' commands connect to hand over their scripts.
 
-The end in the interpreter is `hand_over`. Only the job's user may open the socket (mode 0600), and the kernel tells
-which process has connected. After its script is handed over, an interpreter keeps its connection open and stands in for
-the script. If the interpreter closes the connection, the script is ended. When the script ends, the agent sends its
-exit code on the connection.
+The interpreters use `hand_over`. Only the job's user may open the socket (mode 0600), and the kernel tells which
+process has connected. When its script runs in another process, an interpreter keeps its connection open and represents
+that process. If the interpreter closes the connection, the agent ends the script. When the script ends, the agent sends
+its exit code on the connection.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ class HandOvers:
 
     @property
     def silent_since(self) -> float:
-        """Start time of the oldest command of which no Python interpreter has connected yet.
+        """Start time of the oldest command of which no Python interpreter has connected yet, or infinity.
 
-        If there is no such command, the value is infinity.
+        If no interpreter connects for a while, the command cannot have a warm start.
         """
         return min((start.started_at for start in self._starts.values() if not start.reports), default=float("inf"))
 

@@ -1,4 +1,4 @@
-"""Worker processes of the current round in this replica, and the store where they meet."""
+"""Worker processes of the current round in this replica, and the c10d store at which the ranks rendezvous."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ class LocalWorkers:
     ) -> None:
         """Prepare to start workers.
 
-        `tasks` contains only tasks of these workers. They are not cancelled when the agent kills the workers, because a
-        process that is just being started can't be killed.
+        `tasks` contains only tasks of these workers. The tasks are not cancelled when the agent kills the workers,
+        because a process that is just being started can't be killed.
         """
         self._settings, self._reaper, self._starter, self._emit = settings, reaper, starter, emit
         self._workers: dict[int, LocalWorker] = {}
@@ -160,7 +160,10 @@ class LocalWorkers:
                 store.close()
 
     def _report_not_started(self, assign: Assign, me: int) -> None:
-        """Report workers that got a signal before their process existed as ended by that signal."""
+        """Report the workers that were not started because of a signal, as if the signal had ended them.
+
+        The agent got the signal for its workers before these workers' processes existed.
+        """
         if self._signal is None or self._over.is_set():
             return
         member = assign.members[me]
@@ -195,7 +198,10 @@ class LocalWorkers:
         return not self._must_end.is_set()
 
     async def _store_may_serve(self) -> bool:
-        """Wait until the round's c10d store probably accepts connections. Return False if the round is over first."""
+        """Give the worker that serves the round's c10d store a moment to start, before other workers connect to it.
+
+        Return False if the round is over first.
+        """
         if not self._settings.bundled:
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(STORE_SECONDS, self._over.wait())
@@ -204,7 +210,7 @@ class LocalWorkers:
     async def _start_one(self, assign: Assign, me: int, local_rank: int, extra: dict[str, str]) -> bool:
         """Start a worker, or make a worker process that has stayed from the last round enter this round.
 
-        Return False if the caller must call this method again.
+        Return False if the worker cannot be started yet. The caller then calls this method again.
         """
         member = assign.members[me]
         rank = member.first_rank + local_rank
@@ -280,7 +286,10 @@ class LocalWorkers:
         return next((worker for worker in workers if not pids.isdisjoint(worker.process.pids)), None)
 
     def attach(self, worker: LocalWorker, channel: AgentEnd, stays: bool) -> None:
-        """Record a worker's connection to the agent, at the beginning of each round in which the worker takes part."""
+        """Record the connection between a worker and the agent.
+
+        This happens at the beginning of each round in which the worker takes part.
+        """
         worker.channel, worker.stays, worker.in_round = channel, stays, True
         for message in worker.waiting:
             channel.send(message)
@@ -324,9 +333,10 @@ class LocalWorkers:
         return e.Tick(tuple(heartbeats), tuple((rank, used) for rank, used in stopped if used is not None), counts)
 
     def look_for_own_worlds(self) -> None:
-        """Check whether a command's workers train in separate worlds, and emit WorldsSeen on a change.
+        """Check whether a command's workers train separately from each other, and emit WorldsSeen on a change.
 
-        The intervals between checks grow with the age of the workers.
+        For example, the command may start torchrun on each replica without the round's rendezvous. The intervals
+        between checks grow with the age of the workers.
         """
         now = time.monotonic()
         running = self._at_work()

@@ -35,7 +35,7 @@ class StepCounter:
 
     A step is a sequence of optimizer calls in which no optimizer is called twice. For example, the two optimizers of a
     GAN that take turns make one step together, and so do the optimizers of a model that has one for each parameter. If
-    one optimizer is called five times for each call of the other, the former's calls are counted.
+    a script calls one optimizer five times for each call of another one, the more frequent calls are counted.
     """
 
     def __init__(self, path: str) -> None:
@@ -63,7 +63,7 @@ class StepCounter:
     def stop(self) -> None:
         """Stop counting.
 
-        A process that a worker has forked does this, for example, because its steps are not the worker's.
+        For example, a process that a worker has forked stops counting, because its steps are not the worker's.
         """
         handle, self._handle = self._handle, None
         if handle is not None:
@@ -88,7 +88,7 @@ class StepCounter:
         os.pwrite(self._file, LAYOUT.pack(*values), 0)
 
     def _begin_round(self, path: str) -> None:
-        """Count from zero, into another file.
+        """Begin to count the steps of a new round, in the file `path`.
 
         Raises:
             OSError: See `_claimed`.

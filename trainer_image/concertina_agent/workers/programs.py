@@ -90,7 +90,7 @@ def of_command(command: PythonCommand, environment: Mapping[str, str]) -> Progra
 
 
 def reported(report: Mapping[str, Any]) -> Program:
-    """Return the program of an interpreter, given its description of itself (see `hand_over`).
+    """Return the program of an interpreter from the description that the interpreter has sent (see `hand_over`).
 
     Raises:
         ValueError: If the description is not complete.
@@ -125,8 +125,8 @@ def differing_variable(variables: Mapping[str, str], other: Mapping[str, str], r
 
 
 def is_read(name: str, read: Collection[str]) -> bool:
-    """Return whether an environment variable is read before the script can change it.
+    """Return whether Python or an import reads an environment variable before the script can change it.
 
-    It may be read by Python at its start, or by the imports, which have read the variables `read`.
+    `read` has the names of the variables that imports have read.
     """
     return (name in read or name.startswith(BEFORE_MAIN)) and name not in IGNORED

@@ -1,6 +1,7 @@
 """Parsing of a command line, to find out whether it does nothing but run Python.
 
-If so, a worker can be forked from a process that has imported the program's modules. The module has no side effects.
+A worker for such a command line can be forked from a process that has already imported the program's modules. The
+module has no side effects.
 """
 
 from __future__ import annotations

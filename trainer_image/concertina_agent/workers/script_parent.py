@@ -1,19 +1,19 @@
 """Warm parent of a user's script: a process of the user's own Python that imports modules and forks on request.
 
-The start hook calls this before the script would begin (`hook`). The agent passes a configuration:
+The start hook calls `run` before the script would begin (`hook`). The agent passes a configuration:
 
-{"probe": true, ...}     Send {"held": true} and exit. This shows that this Python imports the hook.
-{"modules": PATH, ...}   Become a warm parent, with the messages of `forkserver` and these differences:
-                         - {"warm": true} also has the number of imported packages, the environment variables that
-                           their imports have read, and the properties of the interpreter.
-                         - {"leave_out": module, "why": ...} is sent if a module must not be imported before a fork. The
-                           parent then exits.
-                         - {"failed": module, "why": ...} is sent if a requested module cannot be imported.
-                         - {"stale": path} is the answer to a request if an imported file has changed.
-                         - The request {"import": true} makes the parent import the modules that were added to the file,
-                           and send {"warm": true} again. The agent sends this request only while the parent has no
-                           children, because they would end if the parent has to exit.
-                         - The request {"take": description} makes a fork take over an interpreter (`take_over`).
+    {"probe": true, ...}     Send {"held": true} and exit. This shows that this Python imports the hook.
+    {"modules": PATH, ...}   Become a warm parent, with the messages of `forkserver` and these differences:
+                             - {"warm": true} also has the number of imported packages, the environment variables that
+                               their imports have read, and the properties of the interpreter.
+                             - {"leave_out": module, "why": ...} is sent if a module must not be imported before a fork.
+                               The parent then exits.
+                             - {"failed": module, "why": ...} is sent if a requested module cannot be imported.
+                             - {"stale": path} is the answer to a request if an imported file has changed.
+                             - The request {"import": true} makes the parent import the modules that were added to the
+                               file, and send {"warm": true} again. The agent sends this request only while the parent
+                               has no children, because children end when the parent has to exit.
+                             - The request {"take": description} makes a fork take over an interpreter (`take_over`).
 """
 
 from __future__ import annotations
@@ -123,7 +123,10 @@ class ScriptForkserver(Forkserver):
         script."""
 
     def import_modules(self) -> None:
-        """Import the modules that were added to the file since the last call, and report to the agent."""
+        """Import the modules that were recorded since the last call in the file that lists the script's modules.
+
+        Afterwards, report to the agent that this process is warm.
+        """
         known = {module.name for module in self.modules}
         learned = _modules_to_import(self._config, read(self._config.modules))
         modules = [module for module in learned if module.name not in known]
@@ -162,7 +165,7 @@ class ScriptForkserver(Forkserver):
 
 
 def _separate_from_parent(modules: Iterable[Imported]) -> None:
-    """In a forked worker, replace state that it must not share with other forks of the same process, such as seeds."""
+    """In a forked worker, replace state that must differ from that of other forks, such as random seeds."""
     importlib.invalidate_caches()
     threads = {name: value for module in modules for name, value in module.changes.items() if value is not None}
     blas.set_threads({**os.environ, **threads})
@@ -306,9 +309,8 @@ def _own_memory() -> int:
 def _shadowed_module(folder: str, initial_modules: Iterable[str]) -> str:
     """Return an error message if a module of the script has the name of a module that only this package has imported.
 
-    Return "" otherwise.
-
-    The script could not import its own module, because the name is already in `sys.modules`.
+    Such a script could not import its own module, because the name is already in `sys.modules`. Return "" if there is
+    no conflict.
     """
     ours = {name for name in sys.modules if "." not in name} - set(initial_modules)
     with contextlib.suppress(OSError):

@@ -1,9 +1,9 @@
-"""Stacks of a worker that may hang in C code or be stopped, collected without its cooperation.
+"""Stacks of a worker that may hang in C code or be stopped, collected without the worker's cooperation.
 
-In a worker that was forked by the agent, faulthandler is registered for SIGNAL: the signal makes it write the Python
-stacks of all threads. Any other process, and its descendants, are inspected by py-spy, if py-spy is installed and has
-the permission. The result begins with information of the kernel about the process. If a process gives no stacks, this
-is all.
+In a worker that the agent has forked, faulthandler is registered for SIGNAL: the signal makes it write the Python
+stacks of all threads. For other workers and for child processes, the agent runs py-spy, if py-spy is installed and has
+the permission. The result begins with information of the kernel about the process. If no stacks can be read, the result
+has only this information.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def collect(pids: Sequence[int], heartbeat: str, reaper: Reaper) -> list[s
 
 
 def bounded(lines: list[str]) -> tuple[str, ...]:
-    """Return the innermost stack frames of the relevant threads, so few that they fit into a message.
+    """Return the innermost stack frames of the relevant threads, limited to what fits into a message.
 
     The main thread, which handles the signal, is the last one in faulthandler's output. It is the first one in the
     result.
@@ -85,7 +85,7 @@ def stopped(pid: int) -> Optional[int]:
 
 
 def _family(roots: Sequence[int]) -> list[int]:
-    """Return some processes and their descendants.
+    """Return the processes `roots` and their descendants.
 
     For example, a user's own command may be a shell that runs the script.
     """

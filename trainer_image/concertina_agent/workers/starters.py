@@ -29,9 +29,9 @@ class Starter(Protocol):
         """
 
     async def serve_store(self, listening: socket.socket) -> Process:
-        """Start a process that serves the round's store.
+        """Start a process that serves the c10d store of the round.
 
-        Raises StartError if it cannot be started.
+        Raises StartError if the process cannot be started.
         """
 
 

@@ -1,8 +1,9 @@
-"""Take-over of an interpreter's script by a fork of a warm parent. `script_parent` calls this in the fork.
+"""Take-over of an interpreter's script by a fork of a warm parent, a process that has already imported the modules.
 
-The fork takes on the interpreter's properties: working directory, process group, umask, limits, priority, CPU affinity,
-signals, arguments, environment variables, and all inherited files with their numbers. Then it answers the interpreter,
-and Python runs the script in the fork. If a property cannot be taken on, the interpreter runs the script itself.
+`script_parent` calls `take_over` in the fork. The fork takes on the interpreter's properties: working directory,
+process group, umask, limits, priority, CPU affinity, signals, arguments, environment variables, and all inherited files
+with their numbers. Then it answers the interpreter, and Python runs the script in the fork. If the fork cannot take on
+a property, the interpreter runs the script itself.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Signals:
 
 
 def take_over(report: Mapping[str, Any], parent: int, fds: Sequence[int]) -> Signals:
-    """Take over the script of an interpreter: take on its properties, and tell it to stand in for this process.
+    """Take over the script of an interpreter: take on its properties, and tell it that the script runs here now.
 
     The caller must apply the returned signals after it has restored Python's own signal handlers. If the take-over
     fails, this function tells the interpreter to run the script itself, and ends this process.
@@ -156,7 +157,10 @@ def _take_limits(pid: int) -> None:
 
 
 def _take_files(received: Mapping[int, int]) -> None:
-    """Move each file that was received from the interpreter to the number that the file has there."""
+    """Give each open file from the interpreter the same file descriptor number as in the interpreter.
+
+    `received` maps this number to the descriptor under which the file has arrived.
+    """
     for number in range(3):
         if number not in received:
             with contextlib.suppress(OSError):
@@ -176,7 +180,11 @@ def _raised(file: int) -> int:
 
 
 def _take_streams() -> None:
-    """Create `sys.stdin`, `sys.stdout` and `sys.stderr` again if the type of their file is not the usual one."""
+    """Create `sys.stdin`, `sys.stdout` and `sys.stderr` again for the files that were taken over.
+
+    A stream is kept if its file has the same type (KINDS) as when Python created the stream, because the stream then
+    has the right buffering.
+    """
     for number, (name, kind) in enumerate(KINDS.items()):
         try:
             mode = os.fstat(number).st_mode

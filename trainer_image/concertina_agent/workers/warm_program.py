@@ -63,7 +63,8 @@ class ScriptParent(WorkerParent):
     def __init__(self, program: Program, reaper: Reaper, size: int) -> None:
         """Prepare a warm process without starting it.
 
-        `size` is the size of the file with the recorded modules when its imports begin.
+        `size` is the size of the file with the recorded modules at the time when the process begins to import them. If
+        the file grows later, there are more modules to import.
         """
         super().__init__("what the script needs", reaper)
         self.program, self.size = program, size
@@ -87,7 +88,7 @@ class ScriptParent(WorkerParent):
     async def import_more(self, size: int) -> str:
         """Make the warm process import the modules that were recorded in the file since its last imports.
 
-        The result is "". If the warm process has exited instead, it is the reason.
+        Return "" if it has imported them, or the reason why the warm process has exited.
         """
         if self._control is None:
             return "it has ended"
@@ -179,7 +180,7 @@ class WarmProgram:
 
     @property
     def dispensable(self) -> bool:
-        """True if the program has no warm process and no recorded modules that one could still import."""
+        """True if the program has no warm process, and a new warm process would have no modules to import."""
         return self.parent is None and not self.importing and self.size <= self._tried_size
 
     @property
@@ -237,9 +238,10 @@ class WarmProgram:
             await asyncio.wait({self._next})
 
     def adopt(self, program: Program) -> None:
-        """Start a new warm process for `program`.
+        """Replace the warm process by a new one for `program`.
 
-        Its interpreter differs in a property from that of the present process.
+        The interpreter of `program` differs in a property from the interpreter of the present program, so forks of the
+        present process can't run it.
         """
         self.program, self._tried_size = program, 0
         if self.parent is not None:

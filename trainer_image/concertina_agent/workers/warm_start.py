@@ -110,9 +110,8 @@ class WarmStart:
     async def take(self, learned: p.Learned) -> None:
         """Make warm processes import the modules that another replica has recorded.
 
-        Return when the imports are done or have failed.
-
-        The caller ensures that this replica has not recorded any modules itself.
+        Return when the imports are done or have failed. Call this method only if this replica has not recorded any
+        modules itself.
         """
         for program, lines in self._sections(learned.modules):
             warm = self._add(program)
@@ -153,7 +152,7 @@ class WarmStart:
     def begin(self) -> None:
         """Start warm processes for the programs that are known.
 
-        `settled` returns when these processes can fork workers, or when they are known to be impossible.
+        `settled` returns when each of these processes can fork workers, or will never be able to.
         """
         self._begun = asyncio.ensure_future(self._begin())
 
@@ -321,8 +320,8 @@ class WarmStart:
     async def _take(self, warm: WarmProgram, interpreter: Interpreter, record: str) -> Union[Taken, Again, str]:
         """Fork a process that takes over the script of an interpreter.
 
-        The result is Taken, the answer to the interpreter. It is Again if the caller has to repeat the call, or the
-        reason why the script can't be taken over.
+        Return the answer to the interpreter (Taken), or Again if the caller has to repeat the call. If the script can't
+        be taken over, return the reason.
         """
         process, parent = interpreter.start.process, warm.parent
         assert parent is not None

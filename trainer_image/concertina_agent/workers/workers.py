@@ -74,13 +74,14 @@ class Process(Child):
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Ids of this process and of the running forks in `scripts`."""
+        """Ids of this process and of the running forks of warm processes to which it has handed over scripts."""
         return (self.pid, *(script.pid for script in self.scripts if not script.ended.done()))
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the whole process group, unless the process has been reaped.
 
-        SIGKILL is also sent to the forks in `scripts`, which may still run in the background.
+        SIGKILL is also sent to the forks that run the scripts of this process (`scripts`), because they may still run
+        after this process has ended.
         """
         if not self.ended.done():
             kill_group(self.pid, number)
@@ -91,7 +92,7 @@ class Process(Child):
                     os.kill(pid, number)
 
     async def gone(self) -> None:
-        """Wait until the process, and the forks in `scripts` that run its scripts, have been reaped."""
+        """Wait until the process has been reaped, and also the forks that run its scripts (`scripts`)."""
         await self.ended
         while self.taking_over:
             await asyncio.wait(self.taking_over)
@@ -186,7 +187,7 @@ class WorkerParent:
     """Warm process: it has imported the workers' modules, and forks workers when the agent requests it."""
 
     def __init__(self, imports: str, reaper: Reaper) -> None:
-        """Prepare a warm process without starting it. `imports` describes in words which modules it imports."""
+        """Prepare a warm process without starting it. `imports` says in words which modules it will import."""
         self._imports, self._reaper = imports, reaper
         self._children: dict[int, Child] = {}
         self._answers: collections.deque[asyncio.Future[Mapping[str, Any]]] = collections.deque()
@@ -323,7 +324,10 @@ class WorkerParent:
         self._settle(message.get("error", ""))
 
     def _settle(self, error: str) -> None:
-        """Record whether this warm process can fork workers: "" if it can, or the reason why it never will."""
+        """Record that this warm process can fork workers, or that it never will.
+
+        `error` is the reason why it never will, or "" if it can.
+        """
         if not self.warm.done():
             self.warm.set_result(error)
 
@@ -336,8 +340,8 @@ class WorkerParent:
     def _lost(self, control: socket.socket) -> None:
         """Handle the death of the warm process.
 
-        The workers that were forked from it die too: the kernel kills them by their parent-death signal. They are
-        recorded as ended here, because nothing else reports their end.
+        The workers that were forked from it die too: the kernel kills them by their parent-death signal. This method
+        records their end, because nothing else reports it.
         """
         asyncio.get_running_loop().remove_reader(control)
         control.close()

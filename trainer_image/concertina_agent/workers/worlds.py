@@ -1,13 +1,13 @@
-"""Detection of workers that train in a world of their own instead of that of the round.
+"""Detection of workers that train in a process group of their own, separately from the round's other workers.
 
 This happens if the worker's command starts a launcher such as torchrun. The agent sets RANK and WORLD_SIZE for each
 worker, and the launcher sets other values for its own processes. The kernel shows these values in `/proc/PID/environ`.
 
 A worker counts as training alone if all of these conditions are met (decision "Detection of workers that train alone"):
 
-- A descendant of the worker was started with a RANK and a WORLD_SIZE of a smaller world than the round's.
-- That process also has another rendezvous: its MASTER_ADDR, MASTER_PORT or TORCHELASTIC_RUN_ID differs. This excludes
-  a script that runs its evaluation as a process with WORLD_SIZE=1, which changes only the size.
+- A descendant of the worker was started with a RANK and with a smaller WORLD_SIZE than the round's.
+- That process also has another rendezvous: its MASTER_ADDR, MASTER_PORT or TORCHELASTIC_RUN_ID differs. This excludes a
+  script that runs its evaluation as a process with WORLD_SIZE=1, which changes only the size.
 - No other process of the worker is connected to the round's rendezvous. This excludes a script that trains in its round
   and starts torchrun for something else.
 
@@ -40,7 +40,7 @@ VSIZE = 20
 
 @dataclasses.dataclass(frozen=True)
 class LaunchedWorld:
-    """Rank, size and rendezvous of the world that the environment variables of a process describe."""
+    """Rank, number of ranks, and rendezvous address that the environment variables of a process contain."""
 
     rank: int
     size: int
@@ -49,7 +49,7 @@ class LaunchedWorld:
     run_id: str
 
     def is_within(self, round: LaunchedWorld) -> bool:
-        """Return whether this world is smaller than the round's world `round`, and has another rendezvous address."""
+        """Return whether this world has fewer ranks than the round's world `round`, and another rendezvous address."""
         rendezvous, round_rendezvous = (self.address, self.port, self.run_id), (round.address, round.port, round.run_id)
         return 0 <= self.rank < self.size < round.size and rendezvous != round_rendezvous
 
@@ -60,7 +60,7 @@ def seconds_to_next_look(age: float) -> float:
 
 
 def world_of_round(assign: Assign) -> LaunchedWorld:
-    """Return the world of a round, as its workers' environment variables describe it. Its rank has no meaning."""
+    """Return the LaunchedWorld in the environment variables of a round's workers. Its rank has no meaning."""
     address, port = split(assign.store)
     return LaunchedWorld(0, sum(member.workers for member in assign.members), address, str(port), assign.uid)
 
@@ -68,13 +68,13 @@ def world_of_round(assign: Assign) -> LaunchedWorld:
 def alone(roots: Sequence[int], round: LaunchedWorld, before: str, proc: str = "/proc") -> str:
     """Return a clause that says how a worker trains separately from the round's other workers, or "".
 
-    The result is "" if the worker trains with the others, or if that can't be seen.
+    The result is "" if the worker trains with the others, or if /proc does not show how it trains.
 
     Args:
         roots: Processes of the worker, without their descendants. A script in a fork of a warm parent is one of them.
-        round: World of the round.
-        before: Clause of the last check. It remains valid until the worker has joined the round's rendezvous, because
-            the processes that it is about may have ended.
+        round: Size and rendezvous of the round.
+        before: Result of the last check. It remains valid until the worker has joined the round's rendezvous, because
+            the processes that the clause is about may have ended.
         proc: Folder of the proc file system.
     """
     parents = _descendants(roots, proc)
@@ -113,7 +113,7 @@ def _descendants(roots: Sequence[int], proc: str) -> dict[int, int]:
 
 
 def _world(pid: int, proc: str) -> Optional[LaunchedWorld]:
-    """Return the world that the initial environment variables of a process describe, or None if there is none."""
+    """Return the LaunchedWorld in the initial environment variables of a process, or None if there is none."""
     variables: Mapping[str, str] = {}
     with contextlib.suppress(OSError), open(f"{proc}/{pid}/environ", errors="replace") as file:
         variables = dict(line.partition("=")[::2] for line in file.read().split("\0"))
@@ -128,7 +128,7 @@ def _world(pid: int, proc: str) -> Optional[LaunchedWorld]:
 def _is_connected(pids: Iterable[int], port: str, proc: str) -> bool:
     """Return whether one of the processes `pids` has a TCP socket that listens at `port` or is connected to it.
 
-    If that cannot be seen, the result is True.
+    If the kernel does not show the sockets, the result is True, so that no worker is reported wrongly.
     """
     try:
         sockets = set(_sockets_at(int(port), proc))

@@ -1,8 +1,8 @@
 """Messages as lines of JSON.
 
 A line is {"kind": name, "body": fields}. If the protocol has versions, the line also has {"v": version}. The name of a
-kind is part of the protocol, so it stays when its class is renamed. The module uses the standard library only and
-supports Python 3.9 and later.
+kind is part of the protocol. If the class of a message is renamed, the name of its kind does not change. The module
+uses the standard library only and supports Python 3.9 and later.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class JsonLines:
 
         Args:
             line: Line to decode.
-            cut: Function that reduces the parsed body before its values are converted.
+            cut: Function that shortens long lists in the parsed JSON of the body, before values are converted.
 
         Raises:
             ProtocolError: If the line is not a valid message. The error's text is a sentence.

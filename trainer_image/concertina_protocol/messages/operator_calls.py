@@ -13,7 +13,8 @@ from concertina_protocol.messages.records import Candidate, HeldSnapshot, Member
 class Prepare:
     """Request from the operator to every candidate for a round: stop the workers of older rounds, and report the state.
 
-    The answer is Prepared or Refused.
+    A round is a period in which a fixed set of replicas trains together. A candidate is a replica that may become a
+    member. The answer is Prepared or Refused.
     """
 
     uid: str
@@ -99,7 +100,8 @@ MOST_IMAGES = 4
 class Assign:
     """Message from the operator to every member of a round: the round begins. members[0] is the coordinator.
 
-    The operator sends it after it has written the round to the job's status. The answer is Accepted or Refused.
+    A round is a period in which a fixed set of replicas trains together. Before the operator sends the message, it
+    writes the round to the job's status. The answer is Accepted or Refused.
     """
 
     uid: str
@@ -130,7 +132,7 @@ class Assign:
 class Release:
     """Message from the operator to a departing replica that took part in Prepare and is not a member of the new round.
 
-    It says that the replica's state is no longer needed, so the replica may exit. The members have the state, or the
+    The message says that the replica may exit. Its state is no longer needed, because the members have the state or the
     round has a newer snapshot. The answer is Accepted or Refused.
     """
 
@@ -145,7 +147,8 @@ class Drain:
 
     If `durable` is set, the coordinator reports the state `drained` only when a checkpoint of that step is in storage.
     A job without storage has no checkpoint. If all members of such a job must depart, their agents keep running until
-    the grace period ends. During this time, the replacing replicas can fetch the state from the memory of these agents.
+    the grace period ends. During this time, the new replicas of the job can fetch the state from the memory of these
+    agents.
     """
 
     uid: str
@@ -175,7 +178,7 @@ class Relay:
     """Request from the operator to an agent to pass a Prepare, an Assign or a Release on to other replicas.
 
     If the agent's own replica is in `to`, the agent handles the message too. The agent answers with one Relayed for
-    each replica in `to`. They are in the order in which the replicas' answers arrive.
+    each replica in `to`, in the order in which the replicas' answers arrive.
     """
 
     uid: str
@@ -205,7 +208,11 @@ class Accepted:
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """Answer that a request was refused. `round` and `claim` are the highest that the answering agent has seen."""
+    """Answer that a request was refused.
+
+    `round` and `claim` are those of the latest request that the answering agent has seen. A claim is the operator's
+    decision to begin a round.
+    """
 
     reason: str
     round: int

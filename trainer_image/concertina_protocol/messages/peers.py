@@ -26,7 +26,7 @@ class Join:
 
 @dataclasses.dataclass(frozen=True)
 class DurableMoved:
-    """Message from the coordinator to members: `LATEST` now names another checkpoint.
+    """Message from the coordinator to members: the file `LATEST` in storage now names another checkpoint.
 
     Members then remove their records of uploaded shards of older checkpoints.
     """
@@ -38,8 +38,8 @@ class DurableMoved:
 class StopAt:
     """Message from the coordinator to members: the call of should_checkpoint() at which a user's own command stops.
 
-    It is sent during a drain. `call` is the number of that call (see `stopping`). If it is 0, workers receive SIGTERM
-    instead.
+    The coordinator sends the message during a drain, so that all ranks stop after the same step. `call` is the number
+    of that call (see `stopping`). If `call` is 0, workers receive SIGTERM instead.
     """
 
     call: int
@@ -50,7 +50,7 @@ class Ping:
     """Request from an agent to another agent. The answer proves that the other agent is reachable and of the same job.
 
     The certificate of the answering agent, which the job's CA has issued, proves the job. The answer is Accepted, with
-    the highest round and claim that the answering agent has seen.
+    the highest round that the answering agent has seen and the round's claim (the operator's decision to begin it).
     """
 
     uid: str

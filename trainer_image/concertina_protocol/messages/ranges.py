@@ -1,4 +1,7 @@
-"""Sets of positions, as sorted tuples of ranges [begin, end) that never touch or overlap."""
+"""Sets of positions in the order of the training data, as sorted tuples of ranges [begin, end).
+
+The ranges of a set never touch or overlap. For example, a job stores the samples that it has skipped in this form.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class SnapshotId:
 
 @dataclasses.dataclass(frozen=True)
 class HeldSnapshot:
-    """Shards of one snapshot that an agent has. They are complete and verified. Some are copies of a peer's shards."""
+    """Complete and verified shards of one snapshot that an agent has, including copies of another replica's shards."""
 
     id: SnapshotId
     shards: tuple[int, ...]
@@ -64,7 +64,7 @@ class HeldSnapshot:
 
 @dataclasses.dataclass(frozen=True)
 class Durable:
-    """Checkpoint that `LATEST` names in durable storage."""
+    """Checkpoint in durable storage from which a job continues: the one that the file `LATEST` names."""
 
     uid: str
     round: int
@@ -82,8 +82,8 @@ class Durable:
 class Storage:
     """What an agent knows about durable storage.
 
-    None takes the place of this object if the job has no checkpoint.uri, or if it runs a user's own command that does
-    not use storage.
+    A message has None instead of this object if the job has no checkpoint.uri, or if it runs a user's own command that
+    does not use storage.
     """
 
     state: StorageHealth
@@ -149,10 +149,11 @@ class Restore:
     """Source of the state with which a round begins.
 
     If `source` is Memory, `holders` lists for each shard the members that hold it. An agent fetches a shard from the
-    nearest holder first, and from the next one if that fails. If `source` is Storage, `durable` names the checkpoint.
+    nearest holder first. If that fails, the agent tries the next holder. If `source` is Storage, `durable` names the
+    checkpoint.
 
-    The new round continues from the step `step` of round `base_round`. Snapshots of lower rounds with a later step are
-    invalid and are deleted.
+    The new round continues from the step `step` of round `base_round`. Snapshots of earlier rounds with a later step
+    are invalid and are deleted.
     """
 
     source: RestoreSource

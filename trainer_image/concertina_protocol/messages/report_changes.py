@@ -78,7 +78,7 @@ def _urgent_part(progress: Optional[Progress]) -> object:
 
 
 def _same_members(before: Mapping[str, MemberState], after: Mapping[str, MemberState]) -> bool:
-    """Return whether the members in two reports differ at most in their steps. Older agents report steps by member."""
+    """Return whether the members in two reports are equal, apart from the steps that older agents report by member."""
     if before is after:
         return True
     return before.keys() == after.keys() and all(

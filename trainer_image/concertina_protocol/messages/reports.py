@@ -57,8 +57,8 @@ BAD_INPUTS = frozenset(
 class Failure:
     """Failure of a member of a round.
 
-    The first failure of a round is the cause of its end. If other ranks fail because they have lost a peer, their
-    failures have `secondary` set.
+    The first failure of a round is the cause of its end. If other ranks fail because they have lost the connection to
+    the failed rank, their failures have `secondary` set.
     """
 
     replica: str
@@ -105,7 +105,7 @@ class CheckpointInterval:
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotInterval:
-    """Interval between snapshots, in steps and as measured, for the job's status."""
+    """Interval between snapshots, for the job's status: the number of steps, and the measured cost."""
 
     steps: int
     """Number of steps between the last two snapshots. A failure causes at most this many steps to be trained again."""
@@ -271,7 +271,7 @@ class Hang:
 class Straggler:
     """Rank for which the other ranks wait in every step.
 
-    The measurements are those with which the rank was first found to be a straggler.
+    The fields have the measurements of the time at which the rank was first found to be a straggler.
     """
 
     replica: str

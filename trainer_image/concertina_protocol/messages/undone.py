@@ -11,7 +11,7 @@ MOST_UNDONE = 16
 
 @dataclasses.dataclass(frozen=True)
 class Undone:
-    """Rollback that makes states invalid: those of rounds up to `round` that are later than `step`."""
+    """Rollback that makes states invalid: all states of rounds up to `round` that are later than `step`."""
 
     round: int
     step: int

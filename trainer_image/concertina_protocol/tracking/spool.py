@@ -1,10 +1,10 @@
 """Spool: a folder in the node's volume with a run's records that wait to be sent to a tracking tool.
 
 The spool consists of segments, which are files of lines named `<first number>.jsonl`. Records are numbered: the number
-of a record is the number of its segment plus its index there. So a reader remembers its position as one number. The
-writer limits the total size of the segments.
+of a record is the number of its segment plus its index in that file. So a reader remembers its position as one number.
+The writer limits the total size of the segments.
 
-One process writes and another one reads, and neither waits for the other. Files are not synced, because the volume
+One process writes and another process reads, without waiting for each other. Files are not synced, because the volume
 outlives processes and containers. If the node loses power, the last records can be lost, and the reader's stored
 position may be higher than the number of the last remaining record. New records then continue from the reader's
 position. The module uses the standard library only and supports Python 3.9 and later.
@@ -168,7 +168,7 @@ class SpoolReader:
         draft.replace(self._folder / CURSOR)
 
     def _lines(self, segments: list[Segment]) -> Iterator[tuple[int, bytes]]:
-        """Yield the lines from record `next` on, with their numbers."""
+        """Yield the lines from record number `self.next` on, each with its number."""
         for segment, after in zip(segments, [*segments[1:], None]):
             if after is not None and after.first <= self.next:
                 continue

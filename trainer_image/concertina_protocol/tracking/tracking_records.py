@@ -20,7 +20,10 @@ MOST_TEXT = 500
 
 @dataclasses.dataclass(frozen=True)
 class RoundBegan:
-    """Record that a round continues training after `step`. Later steps that older rounds trained are invalid."""
+    """Record that a round continues training after `step`. Later steps that older rounds trained are invalid.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     round: int
     step: int

@@ -1,8 +1,9 @@
 """Rounds of one worker process: the channel through which the bundled trainer or a script enters and leaves rounds.
 
-The agent's message Leave can arrive while the main thread waits in a collective for a rank that is gone. So another
-thread reads the channel. On Leave, it aborts the process groups, and their collectives raise in the main thread. From
-then on, no message of the round leaves the process: each use of the channel raises RoundLeft, in any thread.
+A round is a period in which a fixed set of replicas trains. The agent's message Leave can arrive while the main thread
+waits in a collective for a rank that is gone. So another thread reads the channel. On Leave, it aborts the process
+groups, and their collectives raise in the main thread. From then on, no message of the round leaves the process: each
+use of the channel raises RoundLeft, in any thread.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class RoundLeft(BaseException):
 
 
 class RoundChannel:
-    """Channel from a worker to its agent, for one round after the other."""
+    """Channel from a worker to its agent, which the worker uses in one round after another."""
 
     def __init__(self, end: WorkerEnd, abort: Callable[[], None]) -> None:
         """Start the thread that reads. `abort` aborts all process groups, and is called from that thread."""

@@ -24,8 +24,8 @@ class UploaderHello:
 class Probe:
     """Request to check durable storage.
 
-    The uploader checks whether storage is reachable, what LATEST names, and which job owns the folder. The answer is
-    StorageState.
+    The uploader checks whether storage is reachable, which checkpoint the file LATEST names, and which job owns the
+    folder. The answer is StorageState.
     """
 
     owned: bool = False
@@ -73,8 +73,8 @@ class Shipped:
 class Publish:
     """Request to the coordinator's uploader to publish a checkpoint, after all its shards have been uploaded.
 
-    The uploader writes the manifest, moves LATEST, and deletes checkpoints beyond `keep`. It reads the sizes and
-    checksums of the shards from storage. The answer is Published.
+    The uploader writes the manifest, makes the file LATEST name the checkpoint, and deletes the oldest checkpoints if
+    there are more than `keep`. It reads the sizes and checksums of the shards from storage. The answer is Published.
     """
 
     id: SnapshotId
@@ -83,7 +83,7 @@ class Publish:
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """Answer to Publish: the checkpoint that LATEST names, or an error."""
+    """Answer to Publish: the checkpoint that the file LATEST in storage now names, or an error."""
 
     id: SnapshotId
     durable: Optional[Durable] = None
@@ -102,9 +102,11 @@ class Published:
 
 @dataclasses.dataclass(frozen=True)
 class Undo:
-    """Request to the coordinator's uploader to make `LATEST` name no checkpoint of this job that was undone.
+    """Request to the coordinator's uploader to apply a rollback to storage.
 
-    From then on, `LATEST` never names such a checkpoint again. The request may be repeated. The answer is StorageState.
+    If the file `LATEST` names a checkpoint of this job that the rollback has undone, the uploader changes `LATEST` to
+    an earlier checkpoint. From then on, `LATEST` never names an undone checkpoint again. The request may be repeated.
+    The answer is StorageState.
     """
 
     undone: Undone

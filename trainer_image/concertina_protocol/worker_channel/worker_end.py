@@ -45,9 +45,9 @@ class WorkerEnd:
             raise ChannelClosed("the agent closed its end") from error
 
     def receive(self, kind: Type[T]) -> T:
-        """Wait for the next message of this kind.
+        """Wait for the next message of the class `kind`.
 
-        Messages of other kinds that arrive before it are returned by `poll`.
+        Messages of other classes that arrive before it are returned by `poll`.
         """
         while True:
             for message in self._received:
@@ -57,7 +57,7 @@ class WorkerEnd:
             self._read(wait=True)
 
     def request(self, message: Message, kind: Type[T]) -> T:
-        """Send a message and wait for the answer, which is of this kind."""
+        """Send a message and wait for the answer, which is the next message of the class `kind`."""
         self.send(message)
         return self.receive(kind)
 
@@ -71,8 +71,8 @@ class WorkerEnd:
     def finish(self) -> None:
         """Before the process exits, wait until the agent has read all messages. Nothing can be sent afterwards.
 
-        If the process exits without this call, and the agent then writes to it, messages that the agent has not read
-        are lost.
+        If the process exits without this call, and the agent then writes to the process, messages that the agent has
+        not read are lost.
         """
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)

@@ -14,7 +14,7 @@ complete, or after a fault of its own. At the end of any other round, these mess
 nothing between Left and the next Hello:
 
            <-  Leave                            the round is over; not sent after Left
-    Left ->                                     after Done, after the loss of a peer, or as the answer to Leave
+    Left ->                                     after Done, after the loss of a rank, or as the answer to Leave
            <-  Enter                            the next round
     Hello ->                                    as above
 
@@ -25,7 +25,7 @@ communicating with each other:
     Register ->                                 at the first call of should_checkpoint(), which waits for the answer,
                                                 so that the agent knows every rank that calls
            <-  Registered                       continue
-           <-  QueryCalls                       the world is about to end
+           <-  QueryCalls                       all ranks are about to be stopped
     CallCount ->                                sent at once by the thread that reads; the next call waits
            <-  StopAtCall                       the highest count of all ranks, plus one: no rank has gone beyond that
                                                 call, and each rank reaches it, because no rank waits for a result that
@@ -180,7 +180,7 @@ class Register:
 class KeepsState:
     """Message that a user's own command saves snapshots by `trainingjob.State`, as the bundled trainer always does.
 
-    Peers then copy the snapshots, and the agent uploads checkpoints.
+    Another replica then copies the snapshots, and the agent uploads checkpoints.
     """
 
     rank: int
@@ -310,7 +310,7 @@ class QueryCalls:
 class StopAtCall:
     """Message that should_checkpoint() must return True at call number `call`, counted from 1.
 
-    The next call after that one ends the process.
+    The command must then save its state and exit. If it calls the function once more, the call ends the process.
     """
 
     call: int

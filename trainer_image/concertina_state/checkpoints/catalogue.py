@@ -1,7 +1,8 @@
-"""Operations on checkpoints in storage that need no cluster: list, verify, copy and prune. No torch.
+"""Operations on checkpoints in storage that need no cluster: list, verify, copy and prune.
 
 A caller that reads a whole checkpoint opens it with `opened`, which prevents its deletion in the meantime. A progress
-bar passes a function of type `Advance`, which is called with the number of bytes just processed.
+bar passes a function of type `Advance`, which is called with the number of bytes just processed. The module does not
+import torch.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ def finished(folder: ObjectPrefix) -> tuple[list[Manifest], list[str]]:
 
 
 def named(folder: ObjectPrefix, whole: Sequence[Manifest]) -> tuple[CheckpointKey | None, str]:
-    """Return the checkpoint that LATEST names, and a sentence about what is wrong with LATEST, or "" if nothing is.
+    """Return the checkpoint that the object LATEST in the folder names, and a sentence about what is wrong with LATEST.
 
-    `whole` has the finished checkpoints. If LATEST does not exist or does not name one of them, the checkpoint is None.
+    If nothing is wrong, the sentence is "". `whole` has the finished checkpoints. If LATEST does not exist or does not
+    name one of them, the checkpoint is None.
     """
     try:
         latest = read_latest(folder)
@@ -57,9 +59,9 @@ def named(folder: ObjectPrefix, whole: Sequence[Manifest]) -> tuple[CheckpointKe
 
 
 def undone(folder: ObjectPrefix, manifests: Sequence[Manifest]) -> set[CheckpointKey]:
-    """Return those checkpoints among `manifests` that a rollback has made invalid, according to LATEST.
+    """Return those checkpoints among `manifests` that a rollback has made invalid.
 
-    If LATEST cannot be read, the result is empty.
+    The object LATEST in the folder lists the rollbacks. If LATEST cannot be read, the result is empty.
     """
     with contextlib.suppress(StorageError):
         if latest := read_all_of_latest(folder):
@@ -126,7 +128,8 @@ def _problem(shard: StoredShard, manifest: Manifest, advance: Advance) -> str:
 def copy(source: StoredCheckpoint, target: ObjectPrefix, advance: Advance) -> str:
     """Copy a checkpoint into another run's folder, verify the copy, and return its URI.
 
-    If the other folder has no LATEST, this function creates LATEST there, naming the copy.
+    If no object LATEST exists in the other folder, this function creates it, so that a job in that folder continues
+    from the copy.
 
     Raises:
         InvalidInput: When the source or the copy is damaged, or the source would be copied onto itself.
@@ -173,8 +176,8 @@ def _copy_shard(
 def to_prune(folder: ObjectPrefix, keep: int, keep_every: int | None) -> list[CheckpointKey]:
     """Return the checkpoints that `prune` would delete, oldest first.
 
-    Checkpoints of another job are not deleted if they are newer than LATEST. The other job may have continued from
-    LATEST, and may be about to finish its first checkpoint.
+    Checkpoints of another job are not deleted if they are newer than the checkpoint that LATEST names. The other job
+    may have continued from that checkpoint, and may be about to finish its own first one.
 
     Raises:
         InvalidInput: When LATEST does not exist or names no checkpoint.
@@ -207,8 +210,8 @@ def run_of(uri: str) -> str:
 def at_step(uri: str, step: int | None) -> StoredCheckpoint:
     """Open a checkpoint, given its own URI or the URI of its run's folder.
 
-    In a run's folder, this opens the checkpoint that LATEST names. If `step` is set, it opens the newest checkpoint of
-    that step that no rollback has undone.
+    In a run's folder, this function opens the newest checkpoint, which the object LATEST names. If `step` is set, it
+    opens the newest checkpoint of that step that no rollback has undone.
 
     Raises:
         InvalidInput: When there is no such checkpoint.

@@ -1,11 +1,11 @@
 """The object `LATEST`, which names the newest checkpoint of a folder, and the rules for changing it.
 
 `LATEST` never moves back to an earlier round or step of a job. A job may replace another job's checkpoint in `LATEST`
-only if it was started from exactly that checkpoint. So two running jobs can't share a folder (decision "Replacement of
-another job's LATEST").
+only if the job was started from exactly that checkpoint. So two running jobs can't share a folder (decision
+"Replacement of another job's LATEST").
 
-`LATEST` also lists the states that a rollback has undone (see `rollback`). It never names such a state again, even if
-the state is published late.
+`LATEST` also lists the states that a rollback has undone (see `rollback`). `LATEST` never names such a state again,
+even if the state is published late.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Latest:
         return self.undone if uid == self.undone_uid else ()
 
     def voids(self, uid: str, round: int, step: int) -> Undone | None:
-        """Return the rollback that has undone this state, or None if none has."""
+        """Return the rollback that has undone the state of this round and step, or None if none has."""
         return next((undone for undone in self.undid(uid) if undone.covers(round, step)), None)
 
 
 def move_latest(folder: ObjectPrefix, durable: Durable, key: str, crc32: int, continued: Continued | None) -> Durable:
-    """Make `LATEST` name the checkpoint `durable`, and return the checkpoint that `LATEST` names afterwards.
+    """Make the object `LATEST` name the checkpoint `durable`, and return the checkpoint that `LATEST` names afterwards.
 
     `key` and `crc32` are those of the checkpoint's manifest.
 
@@ -80,7 +80,7 @@ def move_latest(folder: ObjectPrefix, durable: Durable, key: str, crc32: int, co
 
 
 def change_latest(folder: ObjectPrefix, change: Callable[[Latest | None], Latest | None]) -> Latest | None:
-    """Change `LATEST` by a conditional write, and return its new contents.
+    """Change the object `LATEST` by a conditional write, and return its new contents.
 
     `change` receives the present contents and returns the new ones. If it returns None, `LATEST` is not written.
 
@@ -98,13 +98,13 @@ def change_latest(folder: ObjectPrefix, change: Callable[[Latest | None], Latest
 
 
 def check_fence(ours: Durable, continued: Continued | None, latest: Latest | None) -> None:
-    """Check that this job may move `LATEST` to the checkpoint `ours`.
+    """Check that this job may make the object `LATEST` name the checkpoint `ours`.
 
-    `LATEST` must not name a later checkpoint of this job. If it names a checkpoint of another job, this job must have
-    continued from exactly that checkpoint.
+    `LATEST` must not name a later checkpoint of this job. If `LATEST` names a checkpoint of another job, this job must
+    have continued from exactly that checkpoint.
 
     Raises:
-        Fenced: When this job may not move `LATEST`.
+        Fenced: When this job may not change `LATEST`.
     """
     check_round(ours, latest)
     current = latest.durable if latest else None
@@ -119,9 +119,9 @@ def check_fence(ours: Durable, continued: Continued | None, latest: Latest | Non
 def check_round(ours: Durable, latest: Latest | None) -> None:
     """Check that this job may publish the checkpoint `ours`, given the present contents of `LATEST`.
 
-    A checkpoint of a lower round is refused only after a higher round has published a checkpoint. To refuse it as soon
-    as the higher round begins, that round would have to write to storage, and could not begin while storage is down
-    (decision "No fence at the start of a round").
+    A checkpoint of an earlier round may be published until a later round has published one. Only a write to storage at
+    the beginning of each round could prevent this, and then no round could begin while storage is unavailable (decision
+    "No fence at the start of a round").
 
     Raises:
         Fenced: When a rollback has undone the state, or `LATEST` names a checkpoint of a later round or step.
@@ -146,7 +146,7 @@ def _identity(durable: Durable) -> tuple[str, int, int]:
 
 
 def read_latest(folder: ObjectPrefix) -> Durable | None:
-    """Return the checkpoint that `LATEST` names, or None if `LATEST` does not exist or names none.
+    """Return the checkpoint that the object `LATEST` names, or None if `LATEST` does not exist or names none.
 
     Raises:
         StorageError: When `LATEST` can't be read.

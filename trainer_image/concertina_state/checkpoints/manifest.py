@@ -164,8 +164,9 @@ def _version(name: str) -> str:
 def running_crc32(blocks: Iterable[memoryview], ends: MutableSequence[int]) -> Iterator[memoryview]:
     """Yield the blocks of a file, and append the crc32 of the file up to the end of each block to `ends`.
 
-    One pass computes the checksums of the whole file and of its blocks (decision "Running checksums of blocks"). The
-    checksums of blocks are needed when a world of another size reads byte ranges.
+    One pass computes the checksums of the whole file and of its blocks (decision "Running checksums of blocks"). A
+    restore with another number of ranks reads only byte ranges of a file, and verifies them by the checksums of the
+    blocks.
     """
     value = 0
     for block in blocks:

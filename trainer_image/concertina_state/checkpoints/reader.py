@@ -199,11 +199,11 @@ def _gone(uri: str) -> StorageError:
 def resolve(uri: str) -> str:
     """Return the URI of a checkpoint's own folder.
 
-    If `uri` is a checkpoint's folder, it is returned. If `uri` is a run's folder, the result is the checkpoint that
-    LATEST names.
+    If `uri` is a checkpoint's folder, the result is `uri`. If `uri` is a run's folder, the result is the folder of the
+    newest checkpoint, which the object LATEST names.
 
     Raises:
-        InvalidInput: When `uri` is neither a checkpoint nor a run's folder with one.
+        InvalidInput: When `uri` is neither a checkpoint's folder nor the folder of a run that has a checkpoint.
         StorageError: When durable storage can't be read.
     """
     folder = ObjectPrefix(uri)

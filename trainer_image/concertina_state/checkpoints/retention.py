@@ -48,10 +48,11 @@ def doomed(
 ) -> list[CheckpointKey]:
     """Return the checkpoints that may be deleted, oldest first.
 
-    - A checkpoint that a rollback has undone is kept only if LATEST names it.
-    - Shards of an unfinished checkpoint are kept until LATEST names a newer checkpoint. Until then, the checkpoint can
-      still be finished.
-    - Checkpoints of another uid than LATEST's are from a job that this job continued from, and count as older.
+    - A checkpoint that a rollback has undone is kept only if `latest` is this checkpoint.
+    - Shards of an unfinished checkpoint are kept as long as no newer checkpoint is finished. Until then, the checkpoint
+      can still be finished.
+    - Checkpoints with another uid than that of `latest` are from a job that this job continued from. They count as
+      older.
     """
     rollbacks, age = tuple(undone), functools.partial(_age, latest)
 
@@ -88,10 +89,10 @@ def _milestones(ordered: list[CheckpointKey], every: int) -> Iterator[Checkpoint
 def sweep(
     folder: ObjectPrefix, latest: Durable, before: str, undone: Iterable[Undone], keeping: Keeping
 ) -> list[CheckpointKey]:
-    """Delete the checkpoints of this job that may be deleted, and return them.
+    """Delete the checkpoints of this job that `keeping` does not require, and return them.
 
-    If this job continued from another job, `before` is the uid of that job, and its checkpoints are handled too.
-    Otherwise, `before` is "".
+    If this job continued from another job, `before` is the uid of that job, and the checkpoints of that job are deleted
+    by the same rules. Otherwise, `before` is "".
     """
     entries = folder.entries(latest.uid) | (folder.entries(before) if before else {})
     here = CheckpointKey(latest.uid, latest.round, latest.step)
@@ -104,24 +105,24 @@ def sweep(
 
 
 def _passed(key: str, latest: CheckpointKey) -> bool:
-    """Return whether a checkpoint is older than the one that LATEST names.
+    """Return whether a checkpoint is older than `latest`, the checkpoint from which the job continues.
 
-    It can't be finished any more in that case.
+    If such a checkpoint is not finished yet, it can't be finished any more.
     """
     where = CheckpointKey.of(key)
     return where is not None and _age(latest, where[0]) < _age(latest, latest)
 
 
 def found(entries: Mapping[str, ObjectEntry]) -> tuple[set[CheckpointKey], set[CheckpointKey]]:
-    """Return all checkpoints in a listing of a run's folder, and as a second set those that have a manifest."""
+    """Return two sets: all checkpoints in a listing of a run's folder, and the checkpoints that have a manifest."""
     keys = [where for key in entries if (where := CheckpointKey.of(key))]
     return {checkpoint for checkpoint, _ in keys}, {checkpoint for checkpoint, rest in keys if rest == NAME}
 
 
 def since(entries: Mapping[str, ObjectEntry], key: str) -> set[CheckpointKey]:
-    """Return the checkpoints of which an object was written later than the object `key`, or at the same time.
+    """Return the checkpoints of which an object was written after the object `key`, or at the same time.
 
-    Times are those of the store's clock.
+    The store's clock gives the times.
     """
     written_at = entries[key].at if key in entries else None
     written_keys = (

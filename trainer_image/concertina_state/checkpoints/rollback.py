@@ -22,10 +22,11 @@ from concertina_state.objects.prefix import ObjectPrefix
 
 
 def undo(folder: ObjectPrefix, uid: str, undone: Undone) -> Durable | None:
-    """Make `LATEST` name no checkpoint of this job that a rollback has undone, and return the checkpoint that it names.
+    """Apply a rollback to the object `LATEST`, and return the checkpoint that `LATEST` names afterwards.
 
-    `LATEST` also records the rollback, so that it never names such a checkpoint later. If `LATEST` is already at a
-    later round, nothing is changed. The call may be repeated.
+    If `LATEST` names a checkpoint of this job that the rollback has undone, `LATEST` is changed to the newest
+    checkpoint that remains. `LATEST` also records the rollback, so that it never names an undone checkpoint later. If
+    `LATEST` is already at a later round, nothing is changed. The call may be repeated.
 
     Raises:
         StorageError: When durable storage can't be read or written.
@@ -90,8 +91,8 @@ def before_damaged(damaged: DamagedInput, uri: str, uid: str, restore: Restore) 
 def usable(durable: Durable, uid: str, restore: Restore) -> Durable | None:
     """Return the checkpoint from which the job continues, or None if rollbacks have undone all checkpoints.
 
-    `durable` is the checkpoint that LATEST names. If it was undone or is damaged, the result is the newest usable
-    checkpoint before it.
+    `durable` is the checkpoint that the object LATEST names. If that checkpoint was undone or is damaged, the result is
+    the newest usable checkpoint before it.
 
     Raises:
         DamagedInput: When no checkpoint is left, and some of them are damaged.
@@ -143,8 +144,9 @@ def _before(
 ) -> list[CheckpointKey]:
     """Return checkpoints of the earlier job that this job continued from, in order of preference.
 
-    They are the checkpoint that this job continued from, and older ones. Checkpoints whose step is not later than the
-    step of each rollback in `undone` come first, newest first. All others follow, also newest first.
+    They are the checkpoint that this job continued from, and older ones. A rollback makes all steps after its own step
+    suspect. So checkpoints that are not later than the step of any rollback in `undone` come first, newest first. All
+    other checkpoints follow, also newest first.
     """
     ours = _readable(folder, sorted(finished, key=_age, reverse=True))
     continued = next((manifest.continued for _, _, manifest in ours), None)

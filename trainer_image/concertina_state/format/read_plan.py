@@ -1,8 +1,8 @@
-"""Planning of a restore: which bytes of which shards contain the requested boxes of tensors. No torch.
+"""Planning of a restore: which bytes of which shards contain the requested boxes of tensors.
 
-A box is a rectangular part of a global tensor. A saved state consists of boxes, which are distributed over the shards
-of one world. A restore in another world requests other boxes of the same tensors. The whole plan is made before a byte
-is read.
+A box is a rectangular part of a global tensor. A saved state consists of boxes, each of which is in the shard of the
+rank that saved it. A restore with another number of ranks requests other boxes of the same tensors. The whole plan is
+made before a byte is read.
 
 A plan is a list of ReadItem, as in the planner of torch.distributed.checkpoint. That planner is not used here, because
 it requires torch, does not compute byte ranges, and reads a replicated box once for each replica.
@@ -66,7 +66,7 @@ class Box:
 
 @dataclasses.dataclass(frozen=True)
 class ReadItem:
-    """Contiguous bytes to read from a shard's file. They are whole rows of a stored box.
+    """Contiguous bytes to read from a shard's file, which are whole rows of a stored box (a part of a tensor).
 
     A row is the part of the box at one index of the first dimension. `target` is a requested chunk. `box` has the
     elements of these rows that belong to `target`.

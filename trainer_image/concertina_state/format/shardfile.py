@@ -67,7 +67,7 @@ class Continued:
 
 @dataclasses.dataclass(frozen=True)
 class Trend:
-    """Statistics of the losses so far. They serve to detect unusual losses (see `anomalies`)."""
+    """Statistics of the losses so far, for the detection of unusual losses (see `anomalies`)."""
 
     mean: float = 0.0
     variance: float = 0.0
@@ -76,7 +76,7 @@ class Trend:
 
 @dataclasses.dataclass(frozen=True)
 class FrozenWeights:
-    """Weights that training does not change. They are files in storage, and not a part of the state."""
+    """Weights that training does not change, and that are files in storage instead of a part of the saved state."""
 
     uri: str
     """File or folder of safetensors files."""

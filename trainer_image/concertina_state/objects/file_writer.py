@@ -98,7 +98,7 @@ def _open_draft(path: Path) -> tuple[io.FileIO, Path]:
 
 
 def drafts(folder: Path) -> list[Path]:
-    """Return the draft files below a folder, including those of obstore.
+    """Return the draft files below a folder, including the drafts of obstore.
 
     A draft is either being written, or was left by a process that was killed.
     """

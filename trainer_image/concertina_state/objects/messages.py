@@ -42,7 +42,10 @@ class StoreMessage(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RefusalRule:
-    """Error message for refused requests: the first rule of which one of the `signs` is in the error's text is used."""
+    """Rule that selects the error message for a refused request.
+
+    A rule applies if one of its `signs` is in the text of the store's error. The first rule that applies is used.
+    """
 
     signs: tuple[str, ...]
     message: str
@@ -83,7 +86,12 @@ ELSE = "Could not {doing} below {uri}: {reason}."
 def of_cloud(uri: str, kind: StoreKind, holder: str, doing: str, error: Exception) -> StoreMessage:
     """Return the message for users about an error of the cloud store behind a URI.
 
-    `doing` says what was attempted.
+    Args:
+        uri: URI of the object or folder.
+        kind: Kind of the store, such as S3.
+        holder: Bucket or container in the URI.
+        doing: What was attempted.
+        error: Error that obstore raised.
     """
     text = str(error)
     identity = kind.identity()

@@ -33,9 +33,9 @@ REQUEST = timedelta(minutes=15)
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadIdentity:
-    """Cloud identity of a workload that is proved by a token, and what to check if it is refused.
+    """Identity that the cloud gives to a pod by a token, and advice what to check if the store refuses the identity.
 
-    `who` is "" if there is no such identity.
+    `who` names the identity. It is "" if there is none.
     """
 
     who: str = ""

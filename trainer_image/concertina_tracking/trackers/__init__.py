@@ -1,1 +1,1 @@
-"""Implementations of `Tracker`: one module for each tool. Only that module imports the tool."""
+"""Implementations of `Tracker`, one module for each tool. A tool is imported only by its own module."""

@@ -1,9 +1,9 @@
-"""Changes of spec.trainer since a state was saved, and whether training can resume from the state. No torch.
+"""Changes of spec.trainer since a state was saved, and whether training can resume from the state.
 
 The names and shapes of tensors do not show most of a model's arithmetic: how many heads share a row of weights, the
 base of the rotary positions, how experts are scored. Names and shapes do not show the order of the data either. So the
 configuration that is saved with the state is compared with the present one (decision "A resumed run keeps its model and
-its order of data").
+its order of data"). The module does not import torch.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Change:
 
 
 def identity_changes(saved: TrainerConfig, now: TrainerConfig) -> list[Change]:
-    """Return the changes that prevent training from resuming, by field.
+    """Return the changes of the configuration that prevent training from resuming, by field.
 
-    They are changes of the model's arithmetic, of the order of the data, or of the optimizer's state. The sequence
+    These are changes of the model's arithmetic, of the order of the data, or of the optimizer's state. The sequence
     length and the seed decide the order of the data: a sample's position is a number of sequences, and the seed
     shuffles the sequences. The data sets, their mixture and `data.documents` are not compared here, because they have a
     digest of their own.

@@ -1,8 +1,8 @@
-"""Fields of spec.trainer that trade speed for memory. The trainer chooses those that a job does not set. No torch.
+"""Fields of spec.trainer that trade speed for memory. The trainer chooses those that a job does not set.
 
 The fields are the micro-batch size, which activations are recomputed, and whether gathered weights are freed after the
 forward pass. The configuration is saved with the state, so a run keeps what was chosen in its first round (decision
-"The first worker chooses what fits").
+"The first worker chooses what fits"). The module does not import torch.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class MemoryChoice:
 
     @staticmethod
     def of(config: TrainerConfig, frees_weights: bool) -> MemoryChoice:
-        """Return the values of a configuration, with defaults for fields that it does not set.
+        """Return the values of a configuration, with defaults for fields that the configuration does not set.
 
-        The defaults are those for a device whose memory is not known. `frees_weights` is the default for freeing
+        The defaults are suitable for a device whose memory is not known. `frees_weights` is the default for freeing
         gathered weights.
         """
         memory = config.memory

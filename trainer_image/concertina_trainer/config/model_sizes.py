@@ -1,4 +1,7 @@
-"""Named sizes of the decoder, with the figures of published models. No torch."""
+"""Named sizes of the decoder, with the figures of published models.
+
+The module does not import torch.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Registry of the optimizers that `trainer.optimizer.name` can name. No torch.
+"""Registry of the optimizers that `trainer.optimizer.name` can name.
 
 Each optimizer is a class of `torch.optim` whose update is element-wise. A rank can therefore update its own shards, and
-the result does not depend on how weights are sharded (decision "Optimizers are torch's, on local tensors").
+the result does not depend on how weights are sharded (decision "Optimizers are torch's, on local tensors"). The module
+does not import torch.
 """
 
 from __future__ import annotations

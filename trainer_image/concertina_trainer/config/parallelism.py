@@ -92,6 +92,6 @@ class ParallelismConfig(BaseModel):
     def block(self) -> int:
         """Number of ranks in a block: the smallest number of ranks that can train in this layout.
 
-        A world always consists of whole blocks.
+        The number of ranks of a job is always a multiple of this number.
         """
         return self.group * (self.shard or self.expert_shards)

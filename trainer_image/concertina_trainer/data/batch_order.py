@@ -1,8 +1,9 @@
 """Order of the sequences of a data set, computed by numpy for many positions at once.
 
 The order is the same as in `concertina_data.order`, which computes one position at a time with plain integers. For
-blocks of thousands of positions, plain integers would take several times as long. For millions of shards, they would
-take seconds. A test checks that both modules give the same order (decision "Two implementations of one data order").
+blocks of thousands of positions, plain integers would take several times as long. For a data set with millions of
+shards, plain integers would take seconds. A test checks that both modules give the same order (decision "Two
+implementations of one data order").
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def _by_arithmetic(values: _Numbers, half: int, keys: Sequence[np.uint64]) -> _N
 
 
 def _by_tables(values: _Numbers, half: int, keys: Sequence[np.uint64]) -> _Numbers:
-    """Compute the network with tables of the round function.
+    """Compute the permutation's Feistel network with tables of its round function.
 
     This is faster than `_by_arithmetic` if there are many values of few bits, because the round function then has only
     2^half different values. The result is the same.
@@ -58,7 +59,7 @@ def _by_tables(values: _Numbers, half: int, keys: Sequence[np.uint64]) -> _Numbe
 
 
 def mix(x: _Numbers) -> _Numbers:
-    """Return the finalizer of SplitMix64, as `concertina_data.order.mix` does."""
+    """Mix the bits of each element of `x` by the finalizer of SplitMix64, as `concertina_data.order.mix` does."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -94,7 +95,10 @@ class BatchOrder(order.Order):
         return shards, indexes
 
     def locate(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the same as `at` for the positions from `start` to `stop` - 1, which may be in several epochs."""
+        """Return the shards and indices of the sequences at the positions from `start` to `stop` - 1, as `at` does.
+
+        The positions may be in several epochs.
+        """
         return self.at(np.arange(start, stop, dtype=np.int64))
 
     def _within(self, epoch: int, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -1,8 +1,8 @@
 """Chat template of a tokenizer, which turns the messages of a chat into one text.
 
-A template is a Jinja program that comes with a model, so it runs in Jinja's sandbox. It gets the same variables as from
-transformers (https://huggingface.co/docs/transformers/chat_templating), with one exception: it can't read the date,
-because the same command builds the same bytes on every day.
+A template is a Jinja program that comes with a model, so it runs in Jinja's sandbox. A template gets the same variables
+as in transformers (https://huggingface.co/docs/transformers/chat_templating), with one exception: it can't read the
+date, because the same command builds the same bytes on every day.
 """
 
 from __future__ import annotations
@@ -207,10 +207,10 @@ class ChatTemplate:
         return text, spans
 
     def _turn(self, messages: Sequence[Message], number: int, tools: object) -> Span:
-        """Return the span of message `number` in the text of the messages up to it.
+        """Return the span of message `number` in the text of all messages up to this one.
 
         Raises:
-            InvalidInput: When the text before the turn is not the beginning of that text.
+            InvalidInput: When the text of the messages before this one is not the beginning of the text up to this one.
         """
         before, whole = self.render(messages[:number], tools, asks=True), self.render(messages[: number + 1], tools)
         if not whole.startswith(before):

@@ -1,4 +1,7 @@
-"""Sequences of each data set that belong to a range of samples, computed from the configuration alone."""
+"""Sequences of each data set that belong to a range of samples.
+
+They are computed from the configuration, without reading the data.
+"""
 
 from __future__ import annotations
 

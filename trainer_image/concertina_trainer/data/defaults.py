@@ -1,4 +1,4 @@
-"""Defaults of the options of a build. They are in a module of their own so that `--help` does not import numpy."""
+"""Defaults of the options of a build, in a module of their own, so that `--help` does not import numpy."""
 
 from __future__ import annotations
 

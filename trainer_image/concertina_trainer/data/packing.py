@@ -45,9 +45,9 @@ def name(length: int) -> str:
 def pack(
     folder: ObjectPrefix, manifest: DataManifest, length: int, threads: int
 ) -> Iterator[tuple[int, Packing | None]]:
-    """Pack every shard, and yield the number of finished shards.
+    """Pack every shard, and yield the number of finished shards after each one.
 
-    With the last number, also yield the result, which has been written.
+    At the end, write the result beside the manifest, and yield the result together with the number of all shards.
 
     Raises:
         InvalidInput: When a file of documents is missing or damaged.

@@ -3,8 +3,8 @@
 The plan depends only on the lengths of the documents, so it is the same on every machine.
 
 A sequence of length L has at most L + 1 tokens. It consists of segments, each of which belongs to one document. Within
-a segment, each token but the first is predicted, so a segment of n tokens has n - 1 predictions. A longer document
-becomes several segments, such that each of its tokens but the first is predicted.
+a segment, each token but the first is predicted, so a segment of n tokens has n - 1 predictions. A document of more
+than L + 1 tokens becomes several segments, such that each of its tokens but the first is predicted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SequencePlan:
     def segments(self, index: int) -> Iterator[tuple[int, int, int]]:
         """Yield each segment of a sequence: its offset in the sequence, its offset in the shard, and its length.
 
-        All three are numbers of tokens, or of frames.
+        All three are numbers of tokens, or of feature vectors (frames) if the documents are not text.
         """
         offset = 0
         for segment in range(int(self.first[index]), int(self.first[index + 1])):
@@ -43,7 +43,10 @@ class SequencePlan:
             offset += size
 
     def sums(self, weights: NDArray[np.uint8]) -> _Numbers:
-        """Return the sum of the weights of the predicted tokens of each sequence. `weights` has those of the shard."""
+        """Return, for each sequence, the sum of the weights of its predicted tokens.
+
+        `weights` has the weight of each token of the shard.
+        """
         before = np.zeros(len(weights) + 1, dtype=np.uint32)
         np.cumsum(weights, dtype=np.uint32, out=before[1:])
         of_segments = before[self.begins + self.lengths] - before[self.begins + 1]

@@ -8,10 +8,10 @@ from tokenizers import Tokenizer
 
 
 def plain_tokenizer(file: bytes) -> Tokenizer:
-    """Return the tokenizer. It adds no tokens, and does not truncate.
+    """Return a tokenizer that converts a text only to the text's own tokens: it adds none, and does not truncate.
 
-    The texts of special tokens become these tokens. Offsets are those of the text, because no post-processor changes
-    them.
+    If the text contains the text of a special token, the special token is used. Each token's offsets are positions in
+    the given text, because no post-processor changes them.
     """
     plain = {"truncation": None, "padding": None, "post_processor": None}
     return Tokenizer.from_str(json.dumps({**json.loads(file), **plain}))

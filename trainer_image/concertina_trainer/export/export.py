@@ -51,7 +51,7 @@ class Adapter:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Weight of this project that is one part of an exported tensor."""
+    """Weight of this project from which an exported tensor is built. Several weights can form one exported tensor."""
 
     chunk: Chunk
     adapter: Adapter | None = None
@@ -93,57 +93,79 @@ class Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Exported:
-    """Result of an export."""
+class Export:
+    """What an export writes: tensors of a checkpoint, and files that describe them."""
 
-    files: list[str]
-    """Names of the written files."""
-    tokenizer: str
-    """Sentence that says whether the tokenizer was exported."""
+    uri: str
+    """URI of the checkpoint."""
+    shards: Sequence[ShardReader]
+    """Shards from which the tensors are read."""
+    tensors: Sequence[Tensor]
+    files: Mapping[str, object]
+    """Contents of the other files as JSON values, by file name."""
+    message: str = ""
+    """Sentence for the user about the export."""
+    stem: str = "model"
+    """Beginning of the names of the files with tensors."""
+
+    @property
+    def size(self) -> int:
+        """Number of bytes of all tensors."""
+        return sum(tensor.size for tensor in self.tensors)
+
+    def write(
+        self, target: ObjectPrefix, advance: Advance = lambda size: None, file_bytes: int = FILE_BYTES
+    ) -> list[str]:
+        """Write everything, with an index if there are several files of tensors. Return the names of the files.
+
+        Args:
+            target: Folder to write to.
+            advance: Function that is called with the number of bytes just processed.
+            file_bytes: Maximum size in bytes of one file of tensors.
+
+        Raises:
+            InvalidInput: When the folder already contains weights, or the checkpoint lacks a part of a tensor.
+            StorageError: When storage can't be read or written.
+        """
+        if any(name.endswith(".safetensors") for name in target.entries()):
+            raise InvalidInput(
+                f"{target.uri} already contains weights, which would be mixed with the exported ones: export "
+                "into another folder, or delete them first."
+            )
+        headers = {number: shard.header for number, shard in enumerate(self.shards)}
+        plan = reads(headers, [chunk for tensor in self.tensors for part in tensor.parts for chunk in part.read])
+        plan.require(self.uri)
+        files = _files(self.tensors, file_bytes, self.stem)
+        for file, members in files.items():
+            content = _content(members, self.shards, plan, advance)
+            target.put_pieces(file, content, sum(tensor.size for tensor in members))
+        described = dict(self.files)
+        if len(files) > 1:
+            weight_map = {tensor.name: file for file, members in files.items() for tensor in members}
+            index = {"metadata": {"total_size": self.size}, "weight_map": weight_map}
+            described[f"{self.stem}.safetensors.index.json"] = index
+        for name, value in described.items():
+            target.put(name, json.dumps(value, indent=2).encode())
+        return [*files, *described]
 
 
-def export(
-    checkpoint: StoredCheckpoint,
-    target: ObjectPrefix,
-    advance: Advance,
-    file_bytes: int = FILE_BYTES,
-    data: str = "",
-    ema: bool = False,
-) -> Exported:
-    """Export a checkpoint.
+def export(checkpoint: StoredCheckpoint, data: str = "", ema: bool = False) -> Export:
+    """Return the export of a checkpoint as a Hugging Face model.
 
     Args:
         checkpoint: Checkpoint to export.
-        target: Folder to write to.
-        advance: Function that is called with the number of bytes just processed.
-        file_bytes: Maximum size in bytes of one file of weights.
         data: Folder of the run's data, which contains the tokenizer. Needed only if the data have been moved.
-        ema: Whether to export the average of the weights. Frozen weights have none, and are exported themselves.
+        ema: Whether to export the average of each weight. A frozen weight has no average, and is exported unchanged.
 
     Raises:
         InvalidInput: When the checkpoint or the data can't be exported.
-        StorageError: When storage can't be read or written.
+        StorageError: When storage can't be read.
     """
     trainer = _exported_trainer(checkpoint)
-    if any(name.endswith(".safetensors") for name in target.entries()):
-        raise InvalidInput(
-            f"{target.uri} already contains weights, which would be mixed with the exported ones: export "
-            "into another folder, or delete them first."
-        )
-    if ema and trainer.optimizer.ema_decay is None:
-        raise InvalidInput(
-            f"{checkpoint.uri} has no average of the weights: export the weights, or train with "
-            "trainer.optimizer.emaDecay."
-        )
+    if ema:
+        require_average(checkpoint, trainer)
     shards = shards_of(checkpoint, trainer.model)
     tensors = _tensors(shards, trainer.model, ema)
-    headers = {number: shard.header for number, shard in enumerate(shards)}
-    plan = reads(headers, [chunk for tensor in tensors for part in tensor.parts for chunk in part.read])
-    plan.require(checkpoint.uri)
-    files = _files(tensors, file_bytes)
-    for file, members in files.items():
-        content = _content(members, shards, plan, advance)
-        target.put_pieces(file, content, sum(tensor.size for tensor in members))
     tokenizer = exported(trainer, checkpoint.manifest.data, data)
     config = {
         **hf_config.config_json(trainer.model),
@@ -151,20 +173,21 @@ def export(
         "torch_dtype": TORCH_NAMES[max((tensor.dtype for tensor in tensors), key=ITEM_SIZES.__getitem__)],
         **tokenizer.config,
     }
-    extra: dict[str, object] = {"config.json": config, **tokenizer.files}
-    if len(files) > 1:
-        weight_map = {tensor.name: file for file, members in files.items() for tensor in members}
-        total = sum(tensor.size for tensor in tensors)
-        extra["model.safetensors.index.json"] = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    for name, value in extra.items():
-        target.put(name, json.dumps(value, indent=2).encode())
-    return Exported([*files, *extra], tokenizer.message)
+    files = {"config.json": config, **tokenizer.files}
+    return Export(checkpoint.uri, shards, tensors, files, tokenizer.message)
 
 
-def size(checkpoint: StoredCheckpoint) -> int:
-    """Return the approximate number of bytes that an export of `checkpoint` writes."""
-    model = _exported_trainer(checkpoint).model
-    return sum(tensor.size for tensor in _tensors(shards_of(checkpoint, model), model))
+def require_average(checkpoint: StoredCheckpoint, trainer: TrainerConfig) -> None:
+    """Check that the checkpoint has an average of the weights.
+
+    Raises:
+        InvalidInput: When it has none.
+    """
+    if trainer.optimizer.ema_decay is None:
+        raise InvalidInput(
+            f"{checkpoint.uri} has no average of the weights: export the weights, or train with "
+            "trainer.optimizer.emaDecay."
+        )
 
 
 def shards_of(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[ShardReader]:
@@ -178,7 +201,8 @@ def _exported_trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
     if trainer.model.entrypoint:
         raise InvalidInput(
             f"{checkpoint.uri} is a checkpoint of {trainer.model.entrypoint}: only the bundled decoder can "
-            "be exported, because the Hugging Face names of a custom model's weights are not known."
+            "be exported as a Hugging Face model, because the Hugging Face names of a custom model's weights are not "
+            "known. Use --to safetensors to keep their names."
         )
     return trainer
 
@@ -203,10 +227,11 @@ def trainer_of(checkpoint: StoredCheckpoint) -> TrainerConfig:
 def _tensors(shards: Sequence[ShardReader], model: ModelConfig, ema: bool = False) -> list[Tensor]:
     """Return the tensors of the export, sorted by their exported names, in the dtypes of the trained model.
 
-    With `ema`, the average of a weight takes its place.
+    With `ema`, weights that have an average are replaced by the average.
 
     Raises:
-        InvalidInput: When no Hugging Face model computes as this one does, or a tensor has no counterpart in it.
+        InvalidInput: When no Hugging Face model has the same arithmetic as this model, or that model has no tensor for
+            a weight.
     """
     family = FAMILIES[hf_config.config_json(model)["model_type"]]
     wholes = whole_chunks(shards, model)
@@ -236,9 +261,13 @@ def _tensors(shards: Sequence[ShardReader], model: ModelConfig, ema: bool = Fals
 
 
 def whole_chunks(shards: Sequence[ShardReader], model: ModelConfig, prefix: str = hf_names.MODEL) -> dict[str, Chunk]:
-    """Return a chunk of each whole weight in the shards, in the dtype of the trained model, keyed by the weight's name.
+    """Return a chunk for each whole weight in the shards, in the trained model's dtype, keyed by the weight's name.
 
-    `prefix` is that of the weights in the shards. The keys always begin with that of weights, MODEL.
+    Args:
+        shards: Shards of the checkpoint.
+        model: Model that was trained.
+        prefix: Beginning of the names to look for in the shards, such as that of the averages. In the result, MODEL
+            replaces this prefix.
     """
     chunks = [stored.chunk for shard in shards for stored in shard.header.chunks.values()]
     return {
@@ -254,7 +283,7 @@ def whole_chunks(shards: Sequence[ShardReader], model: ModelConfig, prefix: str 
 
 
 def _dtype_of(name: str, stored: str, model: ModelConfig) -> str:
-    """Return the dtype of a weight in the trained model. Frozen weights may be stored in another one."""
+    """Return the dtype of a weight in the trained model. Frozen weights may be stored in another dtype."""
     if model.lora is None or adapters.is_adapter(name):
         return stored
     return "BF16" if model.lora.frozen_dtype is FrozenDtype.bfloat16 else "F32"
@@ -267,19 +296,19 @@ def _adapter(name: str, wholes: Mapping[str, Chunk], model: ModelConfig) -> Adap
     return Adapter(wholes[layer + adapters.A], wholes[layer + adapters.B], model.lora.scale)
 
 
-def _files(tensors: list[Tensor], most: int) -> dict[str, list[Tensor]]:
+def _files(tensors: Sequence[Tensor], most: int, stem: str) -> dict[str, list[Tensor]]:
     groups: list[list[Tensor]] = [[]]
     for tensor in tensors:
         if groups[-1] and sum(member.size for member in groups[-1]) + tensor.size > most:
             groups.append([])
         groups[-1].append(tensor)
     if len(groups) == 1:
-        return {"model.safetensors": groups[0]}
-    return {f"model-{i:05d}-of-{len(groups):05d}.safetensors": group for i, group in enumerate(groups, 1)}
+        return {f"{stem}.safetensors": groups[0]}
+    return {f"{stem}-{i:05d}-of-{len(groups):05d}.safetensors": group for i, group in enumerate(groups, 1)}
 
 
 def _content(
-    tensors: list[Tensor], shards: Sequence[ShardReader], plan: ReadPlan, advance: Advance
+    tensors: Sequence[Tensor], shards: Sequence[ShardReader], plan: ReadPlan, advance: Advance
 ) -> Iterator[memoryview]:
     """Yield the bytes of a safetensors file: the header, and then one tensor at a time."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}

@@ -1,8 +1,10 @@
-"""Tokenizer of an exported model, as files that transformers' AutoTokenizer loads. No torch.
+"""Tokenizer of an exported model, as files that transformers' AutoTokenizer loads.
 
 The exported tokenizer encodes text in the same way as the build of the data did: it adds no special tokens and never
 truncates (decision "Exported tokenizers match the training data"). Files and fields are described at
 https://huggingface.co/docs/transformers/main_classes/tokenizer
+
+The module does not import torch.
 """
 
 from __future__ import annotations
@@ -35,9 +37,10 @@ class ExportedTokenizer:
 
     @property
     def config(self) -> dict[str, object]:
-        """Fields of config.json about the tokenizer.
+        """Fields about the tokenizer for config.json.
 
-        They replace Llama's defaults, which do not fit the bundled trainer's tokenizers.
+        Without these fields, transformers would use Llama's defaults, which do not fit the bundled trainer's
+        tokenizers.
         """
         trained_tokenizer = {"trained_tokenizer": dataclasses.asdict(self.facts)} if self.facts else {}
         return {"bos_token_id": None, "eos_token_id": self.facts and self.facts.separator, **trained_tokenizer}
@@ -69,10 +72,10 @@ def exported(trainer: TrainerConfig, digest: str, elsewhere: str = "") -> Export
 
 
 def data_of(trainer: TrainerConfig, digest: str, elsewhere: str) -> tuple[ObjectPrefix, DataManifest]:
-    """Return the folder of the data of a run, and their manifest. See `exported` for the arguments.
+    """Return the folder and the manifest of the data that a run has consumed. See `exported` for the arguments.
 
-    All data sets of a mixture have the same tokenizer. The first one with a chat template is returned, or the first
-    one of all.
+    If the run used a mixture of data sets, they have the same tokenizer. The result is then the first data set with a
+    chat template, or the first data set if there is no chat template.
 
     Raises:
         InvalidInput: When the data are missing, or are not those of the run.
@@ -103,7 +106,7 @@ def tokenizer_json(folder: ObjectPrefix, facts: TokenizerFacts) -> bytes:
     """Return the tokenizer.json of a folder of data.
 
     Raises:
-        InvalidInput: When it is missing, or is not the one that the data were built with.
+        InvalidInput: When the file is missing, or is not the one that the data were built with.
     """
     return _checked(folder, FILE, facts.digest, f"{facts.name} (digest {facts.digest})")
 
@@ -112,7 +115,7 @@ def template_file(folder: ObjectPrefix, chats: ChatFacts) -> bytes:
     """Return the file of a folder of data that contains the chat template, and the special tokens by name.
 
     Raises:
-        InvalidInput: When it is missing, or is not the one that the data were built with.
+        InvalidInput: When the file is missing, or is not the one that the data were built with.
     """
     return _checked(folder, CONFIG, chats.template, f"the one of digest {chats.template}")
 
@@ -160,8 +163,8 @@ def _config(length: int, **more: object) -> dict[str, object]:
 def _bytes() -> dict[str, object]:
     """Return a Hugging Face tokenizer whose tokens are bytes. The id of a token is the value of its byte.
 
-    The tokenizer is a byte-level BPE without merges. Such a tokenizer represents each byte as a character. As in
-    GPT-2's, printable bytes are represented by themselves, and the others by the characters from 256 on.
+    The tokenizer is a byte-level BPE without merges. Such a tokenizer represents each byte as a character. As in the
+    tokenizer of GPT-2, a printable byte is represented by itself, and any other byte by a character from 256 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(256, 512))

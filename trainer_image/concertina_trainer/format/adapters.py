@@ -1,6 +1,6 @@
-"""Names of low-rank adapters. No torch.
+"""Names of low-rank adapters.
 
-The adapter of the weight NAME.weight has two matrices, NAME.lora_a and NAME.lora_b.
+The adapter of the weight NAME.weight has two matrices, NAME.lora_a and NAME.lora_b. The module does not import torch.
 """
 
 from __future__ import annotations

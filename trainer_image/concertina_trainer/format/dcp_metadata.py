@@ -3,8 +3,8 @@
 The file is a pickle, which could name any function to call. Here, only the names in ALLOWED are accepted, and each
 stands for a class or value of this module, so nothing of torch or of another package runs.
 
-Source: torch.distributed.checkpoint.metadata and .filesystem of torch 2.15; TORCH_SHARDED is where torch before 2.3 had
-the properties of tensors.
+The format is that of torch.distributed.checkpoint.metadata and .filesystem in torch 2.15. Before torch 2.3, the class
+for the properties of tensors was in the module TORCH_SHARDED.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DTYPES = {
 
 
 class _Record:
-    """Stand-in for a class of torch, which keeps what the pickle says of its fields."""
+    """Stand-in for a class of torch. It stores the fields that the pickle contains, without running code of torch."""
 
     def __init__(self, *fields: Any) -> None:
         self.fields: Any = fields
@@ -90,7 +90,7 @@ ALLOWED: Mapping[tuple[str, str], Any] = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Return the stand-in for a name.
+        """Return the class of this module that stands for a class or function of torch in the pickle.
 
         Raises:
             InvalidInput: When the name is not in ALLOWED.
@@ -208,10 +208,10 @@ def _dtype(name: str, properties: Any) -> str:
 
 
 def _checked(piece: Piece) -> Piece:
-    """Check that a box is within its tensor, and as large as its bytes.
+    """Check that a part of a tensor is within the tensor, and that the part's stored bytes have the right size.
 
     Raises:
-        InvalidInput: When the box is not within its tensor, or its bytes have another size.
+        InvalidInput: When the part is not within its tensor, or its bytes have another size.
     """
     chunk = piece.chunk
     same = len(chunk.offsets) == len(chunk.shape) == len(chunk.global_shape)

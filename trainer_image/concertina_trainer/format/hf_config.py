@@ -95,12 +95,12 @@ def check(text: bytes, where: str, model: ModelConfig) -> Family:
 
 
 def filled(model: ModelConfig, found: ModelConfig, where: str) -> ModelConfig:
-    """Return the described model `found`, with those fields of `model` that are not part of the architecture.
+    """Return the described model `found`, with the fields of `model` that are not part of the architecture.
 
     These fields are the sequence length, adapters, and how experts are balanced.
 
     Args:
-        model: Section spec.trainer.model. Fields of the architecture that it sets must have the values of `found`.
+        model: Section spec.trainer.model. Any field of the architecture in this section must have the value of `found`.
         found: Model that the config.json at `model.from` describes.
         where: Place of the config.json, for messages.
 
@@ -205,7 +205,8 @@ def described(config: Mapping[str, Any]) -> Described:
 def _with_defaults(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Return the fields of config.json, with the defaults of transformers for fields that are absent.
 
-    A file may be older than a field. Null counts as absent, except for NULLABLE and what follows from the width.
+    A file may be older than a field. A null value counts as absent, except in the fields NULLABLE, num_key_value_heads
+    and head_dim.
     """
     present = {name: value for name, value in config.items() if value is not None}
     present |= {name: present[other] for other, name in family.other_names.items() if other in present}
@@ -261,7 +262,7 @@ def _lost(kind: str, model: ModelConfig) -> Iterator[str]:
 def _different(stored: ModelConfig, model: ModelConfig) -> Iterator[tuple[str, object, object]]:
     """Yield the fields in which the models' arithmetic differs.
 
-    Each is a path, the value in `stored`, and the value in `model`.
+    A field is given as its path, its value in `stored`, and its value in `model`.
     """
     first, second = architecture(stored), architecture(model)
     for path in sorted({*first, *second}):
@@ -274,8 +275,8 @@ def _different(stored: ModelConfig, model: ModelConfig) -> Iterator[tuple[str, o
 def _differences(stored: ModelConfig, model: ModelConfig, sources: Mapping[str, str]) -> Sequence[str]:
     """Return a clause for each field in which the models' arithmetic differs, for an error message.
 
-    `sources` has the names in config.json of fields of spec.trainer.model, by path. A clause uses this name if there is
-    one, and the path otherwise.
+    `sources` maps the path of a field of spec.trainer.model to the name of the field in config.json. A clause uses the
+    name in config.json if there is one, and the path otherwise.
     """
     clauses = []
     for path, value, current in _different(stored, model):

@@ -71,9 +71,10 @@ def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def contradictions(config: Mapping[str, Any], windows_have_their_own: bool) -> list[str]:
-    """Return a clause for each field that different readers of this config.json would read with different values.
+    """Return a clause for each field to which this config.json gives several different values.
 
-    The readers are the versions of transformers, and `rope_of`.
+    A config.json can contain a field in several places. Each version of transformers reads some of these places, and
+    `rope_of` reads others.
 
     Args:
         config: Fields of config.json.

@@ -69,8 +69,9 @@ class Continuation:
     def text(self, prompt: str, chat: bool = False, sampling: Sampling = Sampling()) -> str:
         """Return what the model writes after a prompt.
 
-        The text ends with a token that ends texts of the data, which is left out, or after `sampling.tokens` tokens. If
-        `chat` is set, the prompt is what the user says in a chat, and the result is the assistant's turn.
+        The text ends before the first end token (the token that separates documents or turns in the run's data), or
+        after `sampling.tokens` tokens. If `chat` is set, the prompt is what the user says in a chat, and the result is
+        the assistant's turn.
 
         Raises:
             InvalidInput: When the prompt is empty, or the data have no chat template.
@@ -90,7 +91,7 @@ class Continuation:
 
     @torch.no_grad()
     def logits(self, tokens: Sequence[int]) -> Tensor:
-        """Return the logits of the token after these, float32 `[vocabulary]`."""
+        """Return the logits for the token that follows `tokens`, as float32 `[vocabulary]`."""
         filled = torch.zeros(1, -(-len(tokens) // _MULTIPLE) * _MULTIPLE, dtype=torch.int64)
         filled[0, : len(tokens)] = torch.tensor(tokens)  # no token attends to what follows it
         norm = self._model.norm

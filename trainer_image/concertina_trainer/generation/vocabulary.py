@@ -75,7 +75,7 @@ def read_template(folder: ObjectPrefix, manifest: DataManifest) -> ChatTemplate 
 
 
 def asked(template: ChatTemplate, text: str) -> str:
-    """Return the text of a chat in which the user says `text`, and the assistant's turn begins."""
+    """Return the text of a chat in which the user says `text`, up to the beginning of the assistant's answer."""
     return template.render([{"role": "user", "content": text}], asks=True)
 
 

@@ -53,7 +53,7 @@ class Context(Protocol):
     def gather(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and values of all tokens, gathered from the ranks of the context group.
 
-        The arguments are those of this rank's tokens, `[batch, heads, length / size, head_dim]`. The results are
+        `key` and `value` have the tokens of this rank, `[batch, heads, length / size, head_dim]`. The results are
         `[batch, heads, length, head_dim]`, in the order that `keys` returns.
         """
         ...

@@ -174,8 +174,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, mask: Mask | None, table: Table, weights: Tensor | None) -> Tensor:
         """Compute the block for x `[batch, length, dim]`, and return a tensor of the same shape.
 
-        `table` is that of the block's positions. `weights` `[batch, length]` are the weights of tokens in the loss (see
-        `MixtureOfExperts.forward`).
+        `table` has the cosines and sines of the rotary positions. `weights` `[batch, length]` has the weight of each
+        token in the loss (see `MixtureOfExperts.forward`).
         """
         result: Tensor
         # Nothing in a block draws random numbers.

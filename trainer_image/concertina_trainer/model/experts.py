@@ -147,11 +147,11 @@ class MixtureOfExperts(nn.Module):
         """Compute x `[batch, length, dim]`, and return a tensor of the same shape, with the loads of the experts.
 
         The loads, int64 `[experts]`, are the number of tokens of this microbatch that each expert was chosen for. They
-        are None without `weights`. The caller has to add them by `count`, once per microbatch. This method does not add
-        them itself, because activation checkpointing calls it a second time in the backward pass.
+        are None without `weights`. The caller has to add the loads by `count`, once per microbatch. This method does
+        not add them itself, because activation checkpointing calls this method a second time in the backward pass.
 
-        `weights` `[batch, length]` is the weight of each token in the loss, 0 for padding. If it is given, gradients
-        include that of the balancing loss.
+        `weights` `[batch, length]` is the weight of each token in the loss, 0 for padding. If `weights` is given,
+        gradients include the gradient of the balancing loss.
         """
         tokens = x.flatten(0, 1)
         scores, chosen = self.router(tokens)

@@ -88,11 +88,11 @@ def _keys(config: ModelConfig, layer: int) -> float:
 
 
 def _before_the_first_adapter(config: ModelConfig) -> tuple[int, int]:
-    """Return how many weights and layers need no gradient of their input: a number of weights, and one of layers.
+    """Return the weights and the attention layers before the first adapter, which need no gradient of their input.
 
-    For the layers, the gradient is that of attention. The backward pass ends at the first trained weight. Without
-    adapters that is the embedding, so every weight needs the gradient of its input. With adapters, the weights of the
-    first block up to the first adapter do not need it.
+    The result is a number of weights, and a number of layers whose attention needs no gradient. The backward pass ends
+    at the first trained weight. Without adapters, the first trained weight is the embedding, so both numbers are 0.
+    With adapters, the backward pass ends in the first block.
     """
     if config.lora is None:
         return 0, 0

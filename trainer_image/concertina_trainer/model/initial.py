@@ -56,7 +56,7 @@ def usual(name: str, whole: Sequence[int], box: Box, seed: int) -> Tensor:
 
 
 def normal(name: str, whole: Sequence[int], box: Box, seed: int, deviation: float) -> Tensor:
-    """Return one box of a tensor of normal random numbers with mean 0, float32 on CPU.
+    """Return one box (rectangular part) of a tensor of normal random numbers with mean 0, float32 on CPU.
 
     `deviation` is the standard deviation. The numbers depend only on the name, the seed, and their positions in the
     whole tensor of shape `whole`.
@@ -73,7 +73,10 @@ def normal(name: str, whole: Sequence[int], box: Box, seed: int, deviation: floa
 
 
 def _runs(whole: Sequence[int], box: Box) -> Iterator[tuple[int, int]]:
-    """Yield the box's elements as ranges [begin, end) of the whole tensor's elements in row-major order."""
+    """Yield the elements of a part of a tensor as ranges [begin, end) of the tensor's elements in row-major order.
+
+    `whole` is the shape of the tensor, and `box` the part.
+    """
     inner = len(whole)  # the box has all of the dimensions from here on
     while inner and box.shape[inner - 1] == whole[inner - 1]:
         inner -= 1

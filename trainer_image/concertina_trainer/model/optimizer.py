@@ -70,7 +70,7 @@ def first_holder(tensor: Tensor) -> bool:
 
 
 class Parameters(Protocol):
-    """Parameters of a model, sharded or not, as one rank has them."""
+    """Interface to the parameters of a model on one rank. The parameters may be sharded."""
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
 
@@ -196,7 +196,7 @@ class LocalOptimizer:
     def averaged(self) -> Iterator[None]:
         """Return a context in which the weights and their averages are exchanged.
 
-        They are exchanged piece by piece, so no second copy of all weights is needed.
+        The exchange happens piece by piece, so no second copy of all weights is needed.
         """
         self._exchange()
         try:
@@ -212,7 +212,7 @@ class LocalOptimizer:
             average.copy_(weights)
 
     def set_step(self, step: int) -> None:
-        """Set the state that depends on nothing but the number of steps, and therefore is not saved."""
+        """Set the optimizer state that follows from the number of steps. This part of the state is not saved."""
         self._step, scalars = step, {}
         if self._config.name is not OptimizerName.sgd:
             # float32, because the fused kernel on a GPU reads the step as float32, whatever torch's default dtype is.
@@ -246,7 +246,8 @@ class LocalOptimizer:
     def update(self, rate: float, gradient_scale: float) -> None:
         """Apply one step with the learning rate `rate`, and drop the gradients.
 
-        The gradients have been reduced over ranks. They are multiplied by `gradient_scale` first.
+        The gradients have already been reduced over ranks. The method first multiplies the gradients by
+        `gradient_scale`.
         """
         for name, parameter in self._sharded.items():
             self._local[name].grad = local(parameter.grad) if parameter.grad is not None else None

@@ -141,7 +141,7 @@ class OwnSpec:
             ) from error
 
     def _check(self, module: object) -> None:
-        """Check that the trainer can shard and initialize the module, in a world of any size.
+        """Check that the trainer can shard and initialize the module, for any number of ranks.
 
         Raises:
             InvalidInput: When there is no trained parameter, when a parameter is not float32 on the meta device or is
@@ -276,7 +276,8 @@ class OwnModel(nn.Module):
         """Check that `loss` is linear in the weights of predictions, and that the model does not change its buffers.
 
         The check runs once per round, after the first backward pass. A loss that is linear in the weights equals the
-        sum, over all weights, of the weight times the gradient of the loss with respect to it (Euler's theorem).
+        sum, over all weights, of the weight times the gradient of the loss with respect to that weight (Euler's
+        theorem).
 
         Raises:
             InvalidInput: When the check fails.

@@ -46,7 +46,7 @@ Table: TypeAlias = tuple[Tensor, Tensor]
 def tables_of(
     layers: Iterable[Positions], length: int, context: Context | None, device: torch.device
 ) -> dict[Positions, Table]:
-    """Return the tables of some layers for the tokens of this rank, by the layers' positions.
+    """Return the rotary tables that some layers need for the tokens of this rank, keyed by the layers' `Positions`.
 
     `length` is the number of tokens of a whole sequence.
     """
@@ -102,9 +102,9 @@ def scaled(positions: Positions, device: torch.device) -> tuple[Tensor, float]:
 
 
 def _llama3(frequencies: Tensor, scaling: RopeScalingConfig) -> Tensor:
-    """Divide low frequencies by the factor, leave high ones unchanged, and interpolate between the two.
+    """Scale frequencies as Llama 3 does: low frequencies are divided by the factor, high ones stay unchanged.
 
-    Source: transformers, _compute_llama3_parameters.
+    Frequencies in between are interpolated. Source: transformers, _compute_llama3_parameters.
     """
     assert scaling.original_length is not None
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
@@ -114,9 +114,9 @@ def _llama3(frequencies: Tensor, scaling: RopeScalingConfig) -> Tensor:
 
 
 def _yarn(frequencies: Tensor, positions: Positions, scaling: RopeScalingConfig) -> Tensor:
-    """Divide low frequencies by the factor, leave high ones unchanged, and interpolate between the two.
+    """Scale frequencies as YaRN does: low frequencies are divided by the factor, high ones stay unchanged.
 
-    Source: Peng et al. 2023, arXiv 2309.00071, section 3.2.
+    Frequencies in between are interpolated. Source: Peng et al. 2023, arXiv 2309.00071, section 3.2.
     """
     assert scaling.original_length is not None
 

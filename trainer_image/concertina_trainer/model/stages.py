@@ -70,17 +70,16 @@ class Stages:
     def counts(self, name: str, parameter: Tensor) -> bool:
         """Return whether this rank counts its shard of the parameter in sums over all ranks.
 
-        Of the ranks that hold the same shard, only the first one does, so that each shard counts once.
+        If several ranks hold the same shard, only the first of these ranks counts it. The sum then has each shard once.
 
-        A tied embedding has a copy in the first and in the last pipeline stage. The copy in the last stage is never
-        counted, so the result for it is False.
+        A tied embedding has a copy in the first and in the last pipeline stage. The last stage does not count its copy.
         """
         repeated = self.own is None and name.startswith("embedding.") and not any(p.part.first for p in self.parts)
         return first_holder(parameter) and not repeated
 
 
 def divided(config: ModelConfig, stages: int) -> list[StageLayers]:
-    """Divide the decoder's layers into contiguous stages such that the most expensive stage is as cheap as possible.
+    """Divide the decoder's layers into contiguous pipeline stages whose computation takes about the same time.
 
     The output layer costs as much as several blocks, so the last stage has fewer blocks. Each stage has at least one
     block.

@@ -3,8 +3,9 @@
 Source: Wang et al. 2023, Overlap Communication with Dependent Computation via Decomposition. A product is cut into as
 many pieces as the tensor group has ranks. A rank multiplies one piece while it receives the next one from another rank.
 
-On CUDA, operations of torch do this, if the GPUs of a group can read each other's memory. On CPU, the functions of this
-module compute the same results with a collective and a product one after the other.
+On CUDA, this module calls operations of torch that overlap collectives and products, if the GPUs of a group can read
+each other's memory. On CPU, the functions of this module compute the same results with a collective and a product one
+after the other.
 """
 
 from __future__ import annotations
@@ -130,8 +131,8 @@ def gather_multiply(
 ) -> tuple[Tensor | None, list[Tensor]]:
     """Gather `own_rows` from all ranks of the group, and multiply them by each of the `weights`.
 
-    The result is that of torch's CPU fallback for this operation, but this function waits in a way that StepTimes can
-    measure.
+    This function replaces torch's CPU fallback for the operation, because StepTimes can't measure the waits in the
+    fallback.
     """
     whole = _arrived(functional.all_gather_single(own_rows, dim, group))
     return whole if return_A else None, [whole @ weight for weight in weights]

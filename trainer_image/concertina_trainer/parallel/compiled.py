@@ -3,8 +3,9 @@
 Each block is compiled as one graph, for tensors of one shape. Blocks with the same source code and the same kinds of
 inputs share the compiled code. FSDP gathers a block's weights before the compiled code runs and frees them after it.
 
-A process that stays for another round keeps its compiled code. Under tensor or context parallelism, the code names the
-process groups of the round, so a process forgets it and compiles again from the cache (see `forgotten_with`).
+A process that stays for another round keeps its compiled code, with one exception. Under tensor or context parallelism,
+the code names the process groups of the round. The process then drops this code, and compiles the blocks again with the
+help of torch's cache on disk (see `forgotten_with`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def compile_blocks(model: Decoder) -> None:
 
 @contextlib.contextmanager
 def forgotten_with(world: DistContext) -> Iterator[None]:
-    """Return a context at whose end all compiled code that names process groups of `world` is dropped."""
+    """Return a context at whose end this process drops compiled code that names process groups of the round `world`."""
     try:
         yield
     finally:

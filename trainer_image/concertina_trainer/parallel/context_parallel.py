@@ -54,7 +54,7 @@ class ContextParallel:
     def gather(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and values of all tokens, each `[batch, heads, length, head_dim]`.
 
-        The arguments are those of this rank's tokens, `[batch, heads, length / size, head_dim]`. In the backward pass,
+        `key` and `value` have the tokens of this rank, `[batch, heads, length / size, head_dim]`. In the backward pass,
         a reduce-scatter over the context group gives the gradient of each token to the rank that has the token.
         """
         parts: Tensor = _Gather.apply(torch.stack([key, value]), self)
@@ -62,7 +62,7 @@ class ContextParallel:
         return gathered_key, gathered_value
 
     def gathered(self, part: Tensor) -> Tensor:
-        """Return the tensors `part` of all ranks of the context group, as `[ranks, ...]`, by an all-gather."""
+        """All-gather `part` over the context group, and return the parts of all ranks as `[ranks, ...]`."""
         with self._times.measured(StepPart.CONTEXT):
             whole: Tensor = WAIT(GATHER(part.contiguous(), self.size, self._group.group_name))
         return whole.view(self.size, *part.shape)
@@ -77,7 +77,7 @@ class ContextParallel:
 class _Gather(torch.autograd.Function):
     """Differentiable all-gather over the context group.
 
-    torch's own (all_gather_single_autograd) waits in a way that StepTimes can't measure.
+    torch's own function (all_gather_single_autograd) is not used, because StepTimes can't measure its waits.
     """
 
     @staticmethod

@@ -102,7 +102,7 @@ def rows_by_rank(sent_by_expert: Tensor, received: Tensor, rows: int) -> tuple[l
 class _Exchange(torch.autograd.Function):
     """Differentiable `AllToAll.exchange`. In the backward pass, gradients go in the opposite direction.
 
-    torch's own (all_to_all_single_autograd) waits in a way that StepTimes can't measure.
+    torch's own function (all_to_all_single_autograd) is not used, because StepTimes can't measure its waits.
     """
 
     @staticmethod

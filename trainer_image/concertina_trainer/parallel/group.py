@@ -1,4 +1,4 @@
-"""Process group of a round, and this rank's position in it."""
+"""Process group of a round (a period in which a fixed set of replicas trains), and this rank's position in it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,10 @@ class DistContext:
 
     @property
     def cut(self) -> str:
-        """Description of the layout, which determines the parts of the state that each rank has."""
+        """Description of the parallel layout, for comparing states.
+
+        If two states have the same description, each rank has the same parts of both.
+        """
         parallelism = self.parallelism
         return f"{self.degrees}, stages of a rank {parallelism.stages_per_rank}, expert {parallelism.expert}"
 

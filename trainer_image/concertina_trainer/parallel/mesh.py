@@ -1,4 +1,4 @@
-"""Device meshes of a world: the groups of ranks over which weights, sequences and experts are split."""
+"""Device meshes of a round: the groups of ranks over which weights, sequences and experts are split."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from concertina_trainer.degrees import Degrees
 
 @dataclasses.dataclass(frozen=True)
 class Meshes:
-    """Device meshes of a world, as this rank sees them.
+    """Device meshes of a round, as this rank sees them.
 
     Every mesh except `fsdp` is None if its dimension has only one rank, or if the model does not need it.
     """
@@ -44,9 +44,7 @@ class Meshes:
 
 @dataclasses.dataclass(frozen=True)
 class _Names:
-    """Names of mesh dimensions. They contain the number of the round in this process.
-
-    So no mesh equals a mesh of another round.
+    """Names of mesh dimensions. They contain the number of the round, so that no two rounds have equal meshes.
 
     DTensor caches placements, shapes and plans of communication by mesh, in each thread. Two meshes are equal if their
     ranks and names are equal. A process can take part in several rounds, with another rank in each. If a mesh equaled
@@ -75,10 +73,10 @@ def _dense(world: DeviceMesh, degrees: Degrees, names: _Names) -> Meshes:
 def _with_experts(
     meshes: Meshes, world: DeviceMesh, degrees: Degrees, parallelism: ParallelismConfig, names: _Names
 ) -> Meshes:
-    """Add the meshes of experts to those of the other weights.
+    """Add the meshes of experts to the meshes of the other weights.
 
     Experts are distributed over the ranks of a pipeline stage that have different tokens. The ranks of a tensor group
-    are among them, because the group splits each sequence between layers.
+    also have different tokens, because the group splits each sequence between layers.
     """
     meshes = dataclasses.replace(meshes, sequence=meshes.context or meshes.tensor)
     if parallelism.expert == degrees.tensor == 1:

@@ -19,7 +19,7 @@ from concertina_trainer.parallel.shard import compute_dtype, shard
 def parallelized(config: TrainerConfig, world: DistContext, own: OwnSpec | None = None) -> Stages:
     """Return this rank's part of the model, with allocated but uninitialized memory.
 
-    `own` is a custom model that takes the place of the decoder.
+    `own` is a custom model, or None for the bundled decoder.
     """
     if own is not None:
         return Stages((), _own(own, world))

@@ -103,9 +103,10 @@ def _as_computed(loss: Tensor, target: None) -> Tensor:
 
 
 def sum_tied(model: Stages, world: DistContext) -> None:
-    """Sum the gradients of tied embeddings over the first and the last pipeline stage, which have a copy each.
+    """Sum the gradients of tied embeddings, of which the first and the last pipeline stage each have a copy.
 
-    Each of the two ranks sends its gradient to the other and adds the received one, so both get the same bits.
+    The ranks of the two stages exchange their gradients, and each adds the other's gradient to its own. So both get the
+    same bits.
     """
     mesh = world.meshes.pipeline
     assert mesh is not None

@@ -1,6 +1,6 @@
 """Data parallelism by FSDP2: weights, gradients and optimizer state are sharded over ranks.
 
-With several copies (HSDP), each copy is sharded over the ranks of one group.
+With hybrid sharding (HSDP), there are several copies of the weights. Each copy is sharded over the ranks of one group.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def shard(model: Decoder | OwnModel, config: TrainerConfig, reshard: bool, world
     """Shard the model over the FSDP mesh, with allocated but uninitialized memory.
 
     Gradients are reduced to sums over ranks, not to means: the loss is already divided by the global number of tokens,
-    and gloo can't multiply while it sums. This is set for every module, because FSDP's setters are not recursive.
-    `reshard` says whether blocks free their gathered weights between the forward and the backward pass.
+    and gloo can't multiply while it sums. The function sets this for every module, because FSDP's setters are not
+    recursive. `reshard` says whether blocks free their gathered weights between the forward and the backward pass.
     """
     rounded = config.gradient_precision is StatePrecision.bfloat16
     # Inputs are not cast to half precision, because the tokens' weights in the loss would lose bits.

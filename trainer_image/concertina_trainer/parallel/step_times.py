@@ -128,7 +128,7 @@ class MeasuredReduceScatter(Allocating):
 
 
 def measure(module: FSDPModule, times: StepTimes) -> None:
-    """Measure the time of this FSDP module's collectives, without those of FSDP modules within it."""
+    """Measure the time of this FSDP module's collectives. FSDP modules within this module are measured separately."""
     # torch annotates these arguments with classes of a private module, but uses only the methods that these classes
     # have.
     module.set_custom_all_gather(MeasuredAllGather(times))  # type: ignore[arg-type]

@@ -1,16 +1,16 @@
 """Summation of gradients, losses and the squared norm of the gradient, over microbatches and ranks.
 
-`PlainSums` is fast: each rank adds up the gradients of its microbatches, and one reduce-scatter adds up those of the
-ranks. In a world of another size, the same numbers are added in another order, so results differ by rounding.
+`PlainSums` is fast: each rank adds up the gradients of its microbatches, and one reduce-scatter adds up the sums of the
+ranks. With another number of ranks, the same numbers are added in another order, so results differ by rounding.
 
-`OrderedSums` gives the same bits in a world of any size (decision "Bitwise determinism sums in batch order"):
+`OrderedSums` gives the same bits for any number of ranks (decision "Bitwise determinism sums in batch order"):
 
-- Gradients: the global batch is cut into the same microbatches m0, m1, ... in every world, and these are assigned to
-  the ranks in turn (`BatchPlan.fixed`). In turn i, W ranks compute the microbatches iW ... iW+W-1. Then an all-to-all
-  gives each rank its shard of all W gradients, and the rank adds them to its sum one after another. The sum is ((m0 +
-  m1) + m2) + ... for any W.
+- Gradients: the global batch is cut into the same microbatches m0, m1, ... for any number of ranks, and these are
+  assigned to the ranks in turn (`BatchPlan.fixed`). In turn i, W ranks compute the microbatches iW ... iW+W-1. Then an
+  all-to-all gives each rank its shard of all W gradients, and the rank adds them to its sum one after another. The sum
+  is ((m0 + m1) + m2) + ... for any W.
 - Losses: each microbatch has its own element in the all-reduce of the step, and all ranks add them up in order.
-- Squared norm: the squares in each row of a parameter are added in a fixed tree, because no world splits a row. The
+- Squared norm: the squares in each row of a parameter are added in a fixed tree, because no layout splits a row. The
   sums of rows are added as fixed-point integers, whose sum does not depend on the order.
 """
 
@@ -114,7 +114,7 @@ class PlainSums:
 
 
 class OrderedSums:
-    """Sums in the order of the global batch, with the same bits in a world of any size."""
+    """Sums in the order of the global batch, with the same bits for any number of ranks."""
 
     def __init__(self, model: Stages, plan: BatchPlan, rank: int, times: StepTimes) -> None:
         self._plan, self._rank = plan, rank

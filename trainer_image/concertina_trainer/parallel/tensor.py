@@ -134,9 +134,9 @@ def _route_own_tokens(moe: MixtureOfExperts, mesh: DeviceMesh) -> None:
 
 
 def _arrived(embedding: nn.Module, arguments: Any, output: Tensor) -> Tensor:
-    """Wait for the embedding's collective.
+    """Wait for the embedding's collective, so that the embedding's output is a plain tensor.
 
-    Without this, its result would be an AsyncCollectiveTensor. torch.compile takes such an input of a block as a plain
+    Otherwise, the output would be an AsyncCollectiveTensor. torch.compile takes such an input of a block as a plain
     tensor, and the block's gradient does not reach the embedding.
     """
     arrived: Tensor = torch.ops._c10d_functional.wait_tensor(output)

@@ -30,7 +30,7 @@ class Job:
     """Data that a custom model is trained on, or None for the decoder."""
 
     def peak(self, choice: MemoryChoice) -> float:
-        """Return the peak memory of the fullest rank, in bytes."""
+        """Return the planned peak memory of the fullest rank, in bytes, if the job uses the settings `choice`."""
         config = choice.filled(self.config)
         ranks = fullest(config, self.parallelism, self.ranks)
         of_ranks = (memory(config, self.parallelism, self.ranks, rank, self.data) for rank in ranks)
@@ -58,11 +58,11 @@ class Chosen:
 
 
 def chosen(job: Job, device_bytes: int) -> Chosen:
-    """Return the fastest settings whose peak fits into a device's memory, or else those with the smallest peak.
+    """Return the fastest settings whose peak fits into a device's memory, or else the settings with the smallest peak.
 
     Settings fit if the peak is within `usable_memory`, which leaves a part of the device's memory to CUDA and
-    libraries. If no settings fit, those with the smallest peak are used, as long as their peak is within all of the
-    device's memory.
+    libraries. If no settings fit, this function accepts the settings with the smallest peak, as long as their peak is
+    within all of the device's memory.
 
     Raises:
         InvalidInput: When the job can't be planned.
@@ -82,7 +82,7 @@ def chosen(job: Job, device_bytes: int) -> Chosen:
 def remedies(job: Job, limit: float) -> Iterator[str]:
     """Yield sentences about changes of the job that reduce its memory, each with the peak that was planned for it.
 
-    Each of them suffices by itself for the peak to be at most `limit` bytes.
+    Each sentence names a change that makes the job fit into `limit` bytes without the other changes.
     """
     config = job.config
     if len(absent(config)) < len(absent(without(config))):

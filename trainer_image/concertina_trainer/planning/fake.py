@@ -71,7 +71,7 @@ def _forget() -> None:
 def fake_tensors(own: OwnSpec | None = None) -> Iterator[FakeTensorMode]:
     """Return a context in which all new tensors are fake.
 
-    `own` is a custom model to run. Real tensors that it made when it was imported are accepted.
+    `own` is a custom model to run. The model may also use real tensors that it has created while it was imported.
     """
     with ExitStack() as stack:
         for name in _OF_MESHES:
@@ -93,7 +93,7 @@ def fake_tensors(own: OwnSpec | None = None) -> Iterator[FakeTensorMode]:
 
 @contextmanager
 def zeros_where_looked_at() -> Iterator[None]:
-    """Return a context in which code can read values of fake tensors, which have none: it gets zeros.
+    """Return a context in which code that reads values of fake tensors gets zeros, because fake tensors have no values.
 
     `tolist` always returns zeros. `item` returns zero if the value is not known.
     """
@@ -113,9 +113,9 @@ def zeros_where_looked_at() -> Iterator[None]:
 
 
 def _even_loads(sent: Tensor, received: Tensor, rows: int) -> tuple[list[int], list[int]]:
-    """Return even numbers of rows to send to each rank and to receive from it.
+    """Return numbers of rows to send to each rank and to receive from each rank, which are as equal as possible.
 
-    It replaces `expert.rows_by_rank`, because the choices of the router are not known when a job is planned.
+    This function replaces `expert.rows_by_rank` in planning, because the choices of the router are not known then.
     """
     rows_per_rank, remainder = divmod(rows, len(sent))
     loads = [rows_per_rank + (i < remainder) for i in range(len(sent))]

@@ -73,8 +73,8 @@ class Ledger(TorchDispatchMode):
     def __init__(self, mode: FakeTensorMode | None, offloaded: bool = False) -> None:
         """Count the tensors of the fake mode `mode`, or real tensors if `mode` is None.
 
-        DTensor tries each operation at its global size, on fake tensors of another mode, which are not counted. If
-        `offloaded` is True, the state is in host memory, and the optimizer updates it there.
+        DTensor tries each operation at its global size, on fake tensors of another mode. The ledger does not count
+        these. If `offloaded` is True, the state is in host memory, and the optimizer updates it there.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._mode, self._offloaded = mode, offloaded
@@ -151,7 +151,10 @@ class Ledger(TorchDispatchMode):
         return result
 
     def _turn(self) -> None:
-        """Count the tensors that are left when a backward pass ends as gradients that wait for their reduction."""
+        """At the end of a backward pass, count the remaining temporary tensors as gradients.
+
+        Tensors that a backward pass leaves behind are gradients that wait for their reduction over ranks.
+        """
         backward = torch._C._current_graph_task_id() != -1
         if self._backward and not backward:
             for key in self._temporary:
@@ -200,7 +203,10 @@ class Ledger(TorchDispatchMode):
 
     @contextmanager
     def routing(self) -> Iterator[None]:
-        """Return a context in which activations of received tokens count as `routed` (see MemoryKind)."""
+        """Return a context in which activations of tokens from other ranks count as `routed` (see MemoryKind).
+
+        With expert parallelism, a rank receives the tokens that the routers of other ranks send to its experts.
+        """
         original = AllToAll.__call__
 
         def call(way: AllToAll, rows: Tensor, counts: Tensor, experts: Experts) -> Tensor:

@@ -70,10 +70,10 @@ def stages_of(config: TrainerConfig, parallelism: ParallelismConfig) -> list[Sta
 def fullest(config: TrainerConfig, parallelism: ParallelismConfig, size: int) -> list[int]:
     """Return a few ranks, one of which has the highest peak of all ranks.
 
-    Only the position in the pipeline matters. A rank can be left out if another rank has at least as much of the model,
-    and at least as many microbatches waiting for their backward pass. The later a rank's stages are, the fewer
-    microbatches wait. With a zero-bubble schedule, the earlier ranks have fewer, because the gradients of weights wait
-    too.
+    The peak of a rank depends only on its position in the pipeline. A rank can be left out if another rank has at least
+    as much of the model, and at least as many microbatches that wait for their backward pass. The first ranks of a
+    pipeline have the most waiting microbatches. With a zero-bubble schedule, the last ranks have the most, because
+    microbatches also wait for the gradients of weights.
     """
     degrees = Degrees.of(parallelism, size)
     parts = stages_of(config, parallelism)
@@ -128,10 +128,9 @@ def memory(
 
 
 def _points(depth: int, microbatches: int, parallelism: ParallelismConfig) -> dict[tuple[int, int], float]:
-    """Return pairs of a number of blocks and a number of microbatches to run.
+    """Return pairs of a number of blocks and a number of microbatches to run, each with a weight.
 
-    The result for the real numbers is the sum of the results of the pairs, multiplied by the weights that are returned
-    too.
+    The memory of the whole model is the weighted sum of the memory that these runs measure.
     """
     pipeline, schedule = parallelism.pipeline, parallelism.schedule
     if pipeline == 1:

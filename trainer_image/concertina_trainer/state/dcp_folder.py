@@ -1,6 +1,6 @@
 """Folders of torch.distributed.checkpoint (DCP) as sources of weights (`initFrom`) and of whole states (`resumeFrom`).
 
-Names are those of `concertina checkpoint export --to dcp`, or those of torchtitan's Llama.
+Tensors must have the names that `concertina checkpoint export --to dcp` writes, or the names of torchtitan's Llama.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from concertina_state.objects.prefix import Missing, ObjectPrefix
 from concertina_state.tensors import NAMES, memory
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.positions_config import RotaryPairs
+from concertina_trainer.format import titan_names
 from concertina_trainer.format.dcp_metadata import MOST_BYTES, NAME, DcpIndex, Location, Piece, parse
 from concertina_trainer.format.hf_names import MODEL
 from concertina_trainer.state.weights import ENDING, with_distinct_names
@@ -29,27 +30,7 @@ OPTIMIZER = r"optimizer\.state\.(.+)\.(\w+)"
 STEP = "step"
 STEPS = ("train_state.step",)
 """Keys of the number of finished steps, beside the optimizer's own counts."""
-MOMENTS = ("exp_avg", "exp_avg_sq")
-TITAN = {
-    r"tok_embeddings\.weight": "embedding.weight",
-    r"(?:lm_head|output)\.weight": "head.weight",
-    r"layers\.(\d+)\.attention\.(?:qkv_linear\.)?wq\.weight": r"blocks.\1.attention.query.weight",
-    r"layers\.(\d+)\.attention\.(?:qkv_linear\.)?wk\.weight": r"blocks.\1.attention.key.weight",
-    r"layers\.(\d+)\.attention\.(?:qkv_linear\.)?wv\.weight": r"blocks.\1.attention.value.weight",
-    r"layers\.(\d+)\.attention\.wo\.weight": r"blocks.\1.attention.output.weight",
-    r"layers\.(\d+)\.feed_forward\.w1\.weight": r"blocks.\1.feed_forward.gate.weight",
-    r"layers\.(\d+)\.feed_forward\.w2\.weight": r"blocks.\1.feed_forward.down.weight",
-    r"layers\.(\d+)\.feed_forward\.w3\.weight": r"blocks.\1.feed_forward.up.weight",
-    r"layers\.(\d+)\.attention_norm\.weight": r"blocks.\1.attention_norm.weight",
-    r"layers\.(\d+)\.ffn_norm\.weight": r"blocks.\1.feed_forward_norm.weight",
-}
-"""Names of this project's weights, by the name in torchtitan's Llama (torchtitan 0.1 to 0.3, models/llama3)."""
 HEAD, EMBEDDING = "head.weight", "embedding.weight"
-FUSED = r"layers\.(\d+)\.attention\.qkv_linear\.wqkv\.weight"
-"""Name in torchtitan of a tensor with the rows of query, key and value: of its moments, while weights are apart.
-
-For each head of keys, it has the rows of the queries' heads, then those of the key, then those of the value.
-"""
 STRIDE = 1 << 40
 """Distance of two parts in a DcpFile. It is more than the size of any piece."""
 _NOBODY = ShardMetadata(SnapshotId(0, 0, "", 1), 0, 0, "", "")
@@ -77,8 +58,9 @@ class Part:
 class DcpFile:
     """Parts of tensors in one file of a folder, at most one of each tensor.
 
-    A piece can be read only whole, because torch.save may have written it in any order of its dimensions. So each part
-    has a range of offsets of its own, in which the bytes are those of its piece in row-major order.
+    A part can't be read from the file directly, because torch.save may have written its piece in any order of
+    dimensions. So this class loads the whole piece, and presents its bytes in row-major order. Each part has offsets of
+    its own in the presented file.
     """
 
     batch_bytes = STRIDE
@@ -191,7 +173,7 @@ class DcpFolder:
         pieces: dict[str, dict[tuple[int, ...], Piece]] = {EMBEDDING: {}, HEAD: {}}
         for piece in self.index.pieces:
             bare = piece.chunk.name.removeprefix(MODEL)
-            own = _name_of_titan(bare) or bare
+            own = titan_names.ours(bare) or bare
             if own in pieces:
                 pieces[own][piece.chunk.offsets] = piece
         for offsets, head in pieces[HEAD].items():
@@ -208,15 +190,15 @@ class DcpFolder:
         own: list[Part] = []
         for piece in self.index.pieces:
             moment = re.fullmatch(OPTIMIZER, piece.chunk.name)
-            if moment and moment[2] in MOMENTS and (fused := re.fullmatch(FUSED, moment[1].removeprefix(MODEL))):
+            if moment and (layer := titan_names.fused_layer(moment[1].removeprefix(MODEL))) and moment[2] != STEP:
                 self._check_pairs(piece.chunk.name, model)
-                own += _separated(piece, f"optimizer.{moment[2]}.blocks.{fused[1]}.attention", model)
+                own += _separated(piece, f"optimizer.{moment[2]}.blocks.{layer}.attention", model)
             elif name := self._own_name(piece.chunk.name, names, model):
                 own.append(Part(dataclasses.replace(piece.chunk, name=name), piece))
         return own
 
     def _own_name(self, key: str, names: Collection[str], model: ModelConfig) -> str:
-        """Return this project's name of a tensor, or "" for one that is no array of the state.
+        """Return this project's name of a tensor, or "" if the tensor is not a part of the state.
 
         Raises:
             InvalidInput: When the state has no place for the tensor.
@@ -238,8 +220,8 @@ class DcpFolder:
         return name
 
     def _from_titan(self, bare: str, model: ModelConfig) -> str:
-        own = _name_of_titan(bare)
-        if own is None:
+        own = titan_names.ours(bare)
+        if own is None or own == bare:
             return bare
         self._check_pairs(bare, model)
         return own
@@ -267,16 +249,12 @@ class DcpFolder:
         ]
 
 
-def _name_of_titan(bare: str) -> str | None:
-    """Return this project's name of a weight of torchtitan's Llama, or None for another name."""
-    matches = ((re.fullmatch(theirs, bare), ours) for theirs, ours in TITAN.items())
-    return next((match.expand(ours) for match, ours in matches if match), None)
-
-
 def _separated(piece: Piece, attention: str, model: ModelConfig) -> Iterator[Part]:
-    """Yield the rows of queries, of keys and of values in a piece of a tensor that contains all three (FUSED).
+    """Yield the rows of queries, of keys and of values in a piece of a tensor that contains all three.
 
-    `attention` is the beginning of this project's names.
+    The tensor is one of those that `titan_names.FUSED` names.
+
+    `attention` is the name of the attention layer, with which the names of the parts begin.
 
     Raises:
         InvalidInput: When the tensor has another number of rows than the model.

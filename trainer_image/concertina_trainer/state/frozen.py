@@ -45,7 +45,8 @@ def load(
 ) -> None:
     """Fill the frozen weights of all ranks, and check their digest.
 
-    `files` is a function that opens the files of weights. It is called if this process lacks some of its weights.
+    `files` is a function that opens the files of weights. This function calls `files` only if this process lacks some
+    of its weights.
 
     Raises:
         InvalidInput: When the files have other values than those the run began with, or lack some weights.
@@ -68,12 +69,10 @@ def load(
 
 
 def begun_with(index: StateIndex, source: FrozenWeights, world: DistContext) -> FrozenWeights:
-    """Return the source of the weights with their digest, and check the digest if the source has one.
-
-    The weights were just read from the source, with which the run begins.
+    """Check the digest of the frozen weights that a new run has just read, and return `source` with this digest.
 
     Raises:
-        InvalidInput: When the source has a digest, and the weights have another one.
+        InvalidInput: When `source` already has a digest, and the weights have another one.
     """
     seen = digest(index, world)
     if source.digest:
@@ -101,8 +100,8 @@ def _keep(index: StateIndex, source: FrozenWeights) -> None:
 def digest(index: StateIndex, world: DistContext) -> str:
     """Return a digest of the values of all frozen weights, the same in every layout.
 
-    Each rank computes checksums of the parts that it would save. The checksums of the parts of a weight add up to those
-    of the whole weight. If several ranks have the same part, it counts once.
+    Each rank computes checksums of the parts that it would save. The checksum of a weight is the sum of the checksums
+    of its parts. If several ranks have the same part, the part counts once.
     """
     names = [array.name for array in index.held]
     rows = torch.zeros(len(names), 2 + MOST_DIMENSIONS, dtype=torch.int64)
@@ -125,10 +124,11 @@ def digest(index: StateIndex, world: DistContext) -> str:
 
 
 def _checksums(tensor: Tensor, offsets: Sequence[int]) -> Tensor:
-    """Return checksums modulo 2**64 of a box of a weight, as an int64 tensor `[1 + dimensions]`.
+    """Return checksums modulo 2**64 of this rank's part of a weight, as an int64 tensor `[1 + dimensions]`.
 
-    The first is the sum of the elements' bits. The others are sums in which each element counts as often as its index
-    in one dimension of the whole weight, so that a change of order changes them.
+    The part begins at the indices `offsets` of the whole weight. The first checksum is the sum of the elements' bits.
+    There is one more checksum for each dimension, in which an element is multiplied by its index in the whole weight.
+    So a change of order changes a checksum.
     """
     bits = tensor.view(_INTEGERS[tensor.element_size()])
     sums = [bits.sum(dtype=torch.int64)]

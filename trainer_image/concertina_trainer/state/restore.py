@@ -113,7 +113,7 @@ def _rolling_back(start: Restore, uid: str, checkpoint: CheckpointConfig | None)
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """Facts, recorded with the saved state, that a round needs before it builds the model."""
+    """Facts, recorded with the saved state, that a rank needs before it can build the model."""
 
     config: TrainerConfig | None = None
     """Configuration that the state was trained with, or None for a new run."""
@@ -205,7 +205,7 @@ def usable_start(start: Restore, uid: str, world: DistContext) -> Restore:
 def _load(saved: SavedState, state: TrainState, config: TrainerConfig, data: str, world: DistContext) -> ShardMetadata:
     """Read the saved state `saved` into `state`, and return its metadata.
 
-    If the world was not resized, each rank reads only the shard of its own number.
+    If the number of ranks has not changed since the save, each rank reads only the shard of its own number.
 
     Raises:
         DataChanged: When the saved state was trained on other data.
@@ -296,8 +296,8 @@ def _dcp_folder(uri: str, model: ModelConfig, world: DistContext) -> DcpFolder:
 def _resume_dcp(uri: str, state: TrainState, config: TrainerConfig, data: str, world: DistContext) -> ShardMetadata:
     """Fill the state from a folder of torch.distributed.checkpoint.
 
-    The folder does not say which samples of this run's data were consumed, so training continues with the sample at
-    which a run of this configuration would be after as many steps.
+    The folder does not say which samples of this run's data were consumed. So training continues at the sample that a
+    run with this configuration reaches after the same number of steps.
 
     Raises:
         InvalidInput: When the folder lacks a part of the state, or is of another model.
@@ -357,7 +357,7 @@ def _files(uri: str, model: ModelConfig, state: TrainState, world: DistContext) 
 def _begin_with(
     uri: str, files: Sequence[ShardReader] | None, model: ModelConfig, state: TrainState, world: DistContext
 ) -> None:
-    """Load initial weights into the state. Everything else in the state remains that of step 0.
+    """Load initial weights into the state. Everything else in the state remains as at step 0.
 
     `files` contains the weights. If it is None, `uri` is a checkpoint of this project.
     """
@@ -393,7 +393,7 @@ def _reading(find: Callable[[], str], world: DistContext) -> Iterator[str]:
     """Yield the URI of the same checkpoint on all ranks, and prevent its deletion until all ranks have read it.
 
     Rank 0 calls `find` and sends the result to the other ranks. If each rank called `find`, the results could differ,
-    because LATEST may change in between.
+    because another checkpoint may become the newest one in between.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(opened(find())).uri if world.rank == 0 else None

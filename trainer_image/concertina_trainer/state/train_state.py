@@ -109,7 +109,7 @@ class TrainState:
         return [*self.saved.tensors, *(array.local for array in self.frozen.held)]
 
     def plan(self, headers: Mapping[int, Header]) -> ReadPlan:
-        """Plan which bytes of a saved state this rank reads. A world of any size may have written the state.
+        """Plan which bytes of a saved state this rank reads. Any number of ranks may have written the state.
 
         `headers` has the header of each shard of the saved state, by the shard's number.
 
@@ -129,11 +129,10 @@ class TrainState:
         self._optimizer.set_step(step)
 
     def load_weights(self, shards: Sequence[ShardReader], whence: str) -> None:
-        """Fill the weights from `shards`, in which they may have another dtype, and begin their averages anew.
+        """Fill the weights from `shards`, in which they may have another dtype.
 
-        Optimizer moments are not changed.
-
-        `whence` names the source of the shards in error messages.
+        The averages of the weights are set to these weights. Optimizer moments are not changed. `whence` names the
+        source of the shards in error messages.
 
         Raises:
             InvalidInput: When the shards do not contain the weights of this model.
@@ -194,7 +193,10 @@ def _arrays(model: Stages | Decoder) -> _WholeArrays:
 
 @functools.lru_cache(maxsize=1)
 def _arrays_of_decoder(config: str) -> _WholeArrays:
-    """Return the arrays of the decoder, from a ModelConfig as JSON. The cache serves all rounds of a process."""
+    """Return the arrays of the whole decoder, from a ModelConfig as JSON.
+
+    The result is cached, because each round of a process needs it again.
+    """
     model = ModelConfig.model_validate_json(config)
     with torch.device("meta"):
         decoder = Decoder(model)

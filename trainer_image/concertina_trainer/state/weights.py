@@ -137,7 +137,11 @@ class SafetensorsFiles:
         return files, unchecked
 
     def _read(self, key: str, model: ModelConfig, family: Family) -> Iterator[FileWeights]:
-        """Yield readers, each with at most one part of a tensor: an expert's tensor is a part of a larger one."""
+        """Yield readers of the file `key`, each with at most one part of each tensor.
+
+        A file can contain several parts of a tensor: a Hugging Face model has one tensor for each expert, and this
+        project has one tensor for all experts of a layer.
+        """
         stored_chunks = self._stored_chunks(key, model, family)
         for chunks in with_distinct_names((stored.chunk.name, stored) for stored in stored_chunks):
             yield FileWeights(self._folder, key, chunks)
@@ -158,7 +162,10 @@ class SafetensorsFiles:
 
 
 def with_distinct_names(items: Iterable[tuple[str, T]]) -> list[dict[str, T]]:
-    """Divide named items into dicts: a header names each tensor once, and a file can have several parts of a tensor."""
+    """Divide named items into as few dicts as possible, if several items have the same name.
+
+    A header of a file has each name only once, but a file can contain several parts of the same tensor.
+    """
     groups: list[dict[str, T]] = []
     for name, item in items:
         group = next((group for group in groups if name not in group), None)
@@ -227,10 +234,10 @@ def is_checkpoint(uri: str) -> bool:
 
 
 def frozen_weights_of(uri: str) -> FrozenWeights | None:
-    """Return the frozen weights that a run with adapters reads again at each restore, if it begins with `uri`.
+    """Return the frozen weights that a run with adapters reads again at each restore, if the run begins with `uri`.
 
-    The result is None if `uri` is a checkpoint of this project that has all weights. Its run may delete it, so the
-    frozen weights are then saved with the state.
+    The result is None if `uri` is a checkpoint of this project that has all weights. The run that made the checkpoint
+    may delete it, so the frozen weights are then saved with the state.
 
     Raises:
         InvalidInput: When the URI is too long for a state's header.

@@ -59,8 +59,8 @@ class Balance:
     def payload(self, device: torch.device) -> Tensor:
         """Return this rank's payload for the all-reduce of the step, float64.
 
-        At the end of a window it is `[ranks]`, with this rank's median of seconds per sequence at its own index and
-        zeros at all others. After any other step it is empty.
+        At the end of a window, the payload is `[ranks]`: this rank's median of seconds per sequence at its own index,
+        and zeros at all others. After any other step, the payload is empty.
         """
         if len(self._seconds) < WINDOW:
             return torch.empty(0, dtype=torch.float64, device=device)

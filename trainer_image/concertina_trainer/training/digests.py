@@ -120,9 +120,9 @@ class Digests:
     def payload(self, step: int, device: torch.device) -> Tensor:
         """Return this rank's payload for the all-reduce of the step, float64.
 
-        If a check is due, it is `[2 * ranks]`. This rank sets one element of the first half to its digest of gathered
-        weights, and one of the second half to 1 if its resting state has changed. If no check is due, the payload is
-        empty.
+        If a check is due, the payload is `[2 * ranks]`. This rank sets one element of the first half to its digest of
+        gathered weights, and one of the second half to 1 if its resting state has changed. If no check is due, the
+        payload is empty.
         """
         if not self.due(step):
             return torch.empty(0, dtype=torch.float64, device=device)

@@ -54,7 +54,7 @@ class Evaluation:
     def after(self, step: int, last: bool = False) -> bool:
         """Evaluate if an evaluation is due after `step` steps, or if `step` is the `last` step of the run.
 
-        Return False if a drain interrupted the evaluation, and True otherwise.
+        Return False if a request to stop the round (a drain) interrupted the evaluation, and True otherwise.
         """
         if step == self._done or (step % self._every and not last):
             return True
@@ -80,7 +80,7 @@ class Evaluation:
     def _losses(self) -> tuple[list[float], list[int]]:
         """Return the mean loss of each validation batch, and the sum of the weights of each batch's predicted tokens.
 
-        If a drain arrives during the evaluation, the remaining batches are left out.
+        If a request to stop the round (a drain) arrives during the evaluation, the remaining batches are left out.
         """
         sums: list[Tensor] = []
         tokens: list[int] = []

@@ -46,7 +46,7 @@ class TrainingRun:
     evaluation: Evaluation | None = None
 
     def evaluate(self, step: int, position: int, last: bool = False) -> Done | None:
-        """Evaluate `step` if an evaluation is due. Return Done if a drain has interrupted the evaluation.
+        """Evaluate `step` if an evaluation is due. Return Done if a request to stop (drain) interrupted the evaluation.
 
         In that case this round ends with `step`, and the next round evaluates `step` again.
         """
@@ -63,11 +63,11 @@ class TrainingRun:
 
 
 def train(run: TrainingRun, step: int, position: int, check: Callable[[], None] = lambda: None) -> Done:
-    """Train until the run is complete or a drain ends the round.
+    """Train until the run is complete, or until a drain (a request to save and stop) ends the round.
 
-    Training begins after `step` finished steps and `position` consumed samples. `check` is a function that raises if
-    the round is over. It is called after the all-reduce of each step, because collectives on a GPU return invalid
-    results after they were aborted.
+    Training begins after `step` finished steps and `position` consumed samples. `check` is a function that raises an
+    error if the round is over. `train` calls `check` after the all-reduce of each step, because collectives on a GPU
+    return invalid results after they were aborted.
     """
     config, reporter, saving, anomalies, optimizer = run.config, run.reporter, run.saving, run.anomalies, run.optimizer
     if step >= config.last_step:

@@ -81,7 +81,8 @@ class Channel(Protocol):
 class Reporter:
     """Reports of a worker to its agent.
 
-    Rank 0 sends Progress messages, and every other rank sends beats. Each rank also updates its heartbeat.
+    After each step, rank 0 sends a Progress message, and every other rank sends a Beat message. Each rank also updates
+    its heartbeat file.
     """
 
     def __init__(
@@ -204,7 +205,7 @@ class Reporter:
     def evaluating(self, step: int) -> None:
         """Report that an evaluation begins.
 
-        It may take any time, which counts neither as a hang nor as part of a step.
+        An evaluation may take any time. This time counts neither as a hang nor as part of a step.
         """
         self.enter(WorkerPhase.EVALUATING, step)
         self._send_again(phase=WorkerPhase.EVALUATING, step=step)
@@ -235,8 +236,8 @@ class Reporter:
     def _send_again(self, of_progress: dict[str, Any] | None = None, **changed: Any) -> None:
         """Send the last message again, with the new field values `changed`.
 
-        If the last message is a Progress message, the fields `of_progress` are changed too. A beat does not have these
-        fields.
+        If the last message is a Progress message, the fields `of_progress` are changed too. A Beat message does not
+        have these fields.
         """
         if isinstance(self._sent, Progress):
             changed |= {"at": time.time(), **(of_progress or {})}

@@ -1,9 +1,10 @@
-"""Number of sequences of the global batch for each rank, if shares follow the ranks' speed. Pure; no torch.
+"""Number of sequences of the global batch for each rank, if shares follow the ranks' speed.
 
-A synchronous step ends when its last rank has finished. Sequences can't be divided, so the shares with which the step
-ends soonest are those of the divisor method of D'Hondt and Jefferson (Balinski and Young, Fair Representation, 1982).
-Under a time limit T, each rank takes floor(T / its seconds per sequence) sequences. T is the greatest limit under which
-the ranks take no more than the batch (decision "Batch shares by speed").
+A synchronous step ends when its last rank has finished. Sequences can't be divided, so the divisor method of D'Hondt
+and Jefferson gives the shares with which the step ends soonest (Balinski and Young, Fair Representation, 1982). Under a
+time limit T, each rank takes floor(T / its seconds per sequence) sequences. T is the greatest limit under which the
+ranks take no more than the batch (decision "Batch shares by speed"). All functions are pure, and the module does not
+import torch.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ def even(total: int, world: int) -> Shares:
 
 
 def soonest(total: int, seconds: Sequence[float]) -> Shares:
-    """Return shares of `total` sequences, within the bounds, with which the last rank finishes soonest.
+    """Return shares of `total` sequences with which the last rank finishes soonest.
 
-    `seconds` is the positive time that each rank takes for one sequence. A faster rank never gets fewer sequences than
-    a slower one. Each rank gets at least one sequence. If there are fewer sequences than ranks, the batch is divided
-    evenly.
+    A share is at most BOUND times the even share, and at least the even share divided by BOUND. `seconds` is the
+    positive time that each rank takes for one sequence. A faster rank never gets fewer sequences than a slower one.
+    Each rank gets at least one sequence. If there are fewer sequences than ranks, the batch is divided evenly.
     """
     world = len(seconds)
     if total < world:

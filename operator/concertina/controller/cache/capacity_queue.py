@@ -29,10 +29,11 @@ ALONE = QueuePlace()
 
 
 class CapacityQueue:
-    """Queue of the jobs that wait for resources. After many changes, it computes the jobs' places once.
+    """Queue of the jobs that wait for resources. It computes each job's place after changes of jobs or nodes.
 
-    The queue calls `changed(uid)` for each job that must act because its place has changed. Such a job begins its turn,
-    releases its resources, or may create pods again.
+    Waiting jobs have turns: in its turn, a job may keep its pods while other jobs release their pods. The queue calls
+    `changed(uid)` for each job that must act because its place has changed: the job's turn begins, or the job must
+    release its resources, or the job may create pods again. Several changes in quick succession cause one computation.
     """
 
     def __init__(
@@ -77,7 +78,10 @@ class CapacityQueue:
         self._schedule()
 
     def room_changed(self) -> None:
-        """Evaluate all waiting jobs again, because nodes have changed and other jobs may be too large now."""
+        """Evaluate all waiting jobs again after a change of nodes.
+
+        A waiting job that did not fit on the nodes may fit now, and another waiting job may no longer fit.
+        """
         self._stale.update(self._waiting)
         self._schedule()
 
@@ -118,9 +122,10 @@ class CapacityQueue:
             self._changed(uid)
 
     def _is_news(self, uid: str, before: Mapping[str, QueuePlace]) -> bool:
-        """Return whether a job must act because its place has changed.
+        """Return whether a job must act because its place in the queue has changed.
 
-        A job that has no pods to release and must not try to create pods has nothing to do until its turn.
+        If a job has no pods to release and has not released any, only the beginning or the end of its turn requires an
+        action.
         """
         waits, old, new = self._waiting[uid], before.get(uid, ALONE), self._line.places.get(uid, ALONE)
         if not (waits.held or waits.away or waits.turn or new.turn):
@@ -139,9 +144,10 @@ class CapacityQueue:
             self._requests[uid] = waits.requests
 
     def _judged(self, uid: str, job: CachedJob) -> Waiting | None:
-        """Return the data of a job for the order of turns; None if it does not wait or its data can't be computed.
+        """Return the data that determine a job's place in the queue; None if the job does not wait for resources.
 
-        An error about one job must not affect other jobs.
+        If the data can't be computed, the result is None too, because an error about one job must not affect other
+        jobs.
         """
         try:
             if self._has_queue(job):

@@ -103,7 +103,7 @@ class ClusterCache:
         )
 
     def on_server_version(self, version: tuple[int, int]) -> None:
-        """Store the API server's Kubernetes version. It changes when the cluster is upgraded."""
+        """Store the API server's Kubernetes version. The version changes when the cluster is upgraded."""
         if (sentence := template_outdated(version)) != self._template_outdated:
             self._template_outdated = sentence
             for uid in self._jobs:
@@ -136,7 +136,7 @@ class ClusterCache:
 
     @property
     def progress_every(self) -> float:
-        """Shortest time in seconds between two passes of a job in which only its progress has changed.
+        """Shortest time in seconds between two planning passes of a job in which only its progress has changed.
 
         This time grows with the number of jobs.
         """
@@ -147,8 +147,8 @@ class ClusterCache:
     def on_job(self, obj: Raw, only_numbers: bool = False) -> None:
         """Store a TrainingJob from a watch event or from the answer to a write.
 
-        A version that is older than the cached one is ignored. A job that was already deleted is ignored too. Its
-        deletion is not announced again, so the job would stay in the cache forever.
+        A version that is older than the cached one is ignored. A late event of a deleted job is ignored too: the watch
+        does not report the deletion again, so the job would stay in the cache forever.
 
         Args:
             obj: Manifest of the job.
@@ -192,7 +192,7 @@ class ClusterCache:
         self.release_job(uid)
 
     def release_job(self, uid: str) -> None:
-        """Remove a job that this operator no longer serves. It may serve the job again later."""
+        """Remove a job that this operator no longer serves. The operator may serve the job again later."""
         self._hearing.forget(uid)
         job = self._jobs.pop(uid, None)
         if job is not None:
@@ -264,14 +264,25 @@ class ClusterCache:
     # --- results of passes and writes ------------------------------------------------------------------------------
 
     def planned(self, uid: str, observed: JobObservation) -> None:
-        """Record that the operator has applied the plan that it made from `observed`."""
+        """Record that the operator has applied the plan that it made from `observed`.
+
+        If a pod of this observation was deleted meanwhile, the job is planned again, because the plan did not see the
+        deletion.
+        """
         if job := self._jobs.get(uid):
             job.planned = observed.pods
             if any(pod.uid not in job.pods for pod in observed.pods):
                 self._changed(uid)
 
     def create_refused(self, uid: str, kind: Refusal, sentence: str, namespace_ends: bool = False) -> None:
-        """Record that the API server refused to create an object of the job."""
+        """Record that the API server refused to create an object of the job.
+
+        Args:
+            uid: Uid of the job.
+            kind: Kind of the refusal.
+            sentence: The API server's message.
+            namespace_ends: Whether the namespace is being deleted. The job then counts as being deleted too.
+        """
         if job := self._jobs.get(uid):
             now, before = time.time(), job.refused
             since = before.since if before and before.kind is kind else now
@@ -281,9 +292,9 @@ class ClusterCache:
             self._job_changed(uid)
 
     def name_taken(self, uid: str, name: str) -> None:
-        """Record that a pod which is not in the cache has a name that the job's next pod would get.
+        """Record that a pod outside of the cache has the name `name`, so that the next plan skips this name.
 
-        It is a pod of the user, or a pod that is too new for the watch.
+        A user may have created that pod. It may also be a pod that the watch has not reported yet.
         """
         if job := self._jobs.get(uid):
             job.taken.add(name)

@@ -92,14 +92,17 @@ class CachedJob:
 
     @property
     def lane(self) -> tuple[str, bool]:
-        """Key under which the job takes turns with other jobs when it writes.
+        """Key by which jobs take turns when they write: jobs with the same key share a turn.
 
         The key consists of the job's namespace, and of whether the job has had a round.
         """
         return self.view.namespace, self.view.status.world.round > 0
 
     def counted_for(self, now: float) -> float | None:
-        """Return `JobObservation.counted_for`: the seconds since the last count of the job's time.
+        """Return the seconds since the job's time was last counted for `status.goodput`, by the monotonic clock.
+
+        The result is None if this operator did not make the last count. plan() gets the result as
+        `JobObservation.counted_for`.
 
         Args:
             now: Monotonic time.
@@ -109,11 +112,11 @@ class CachedJob:
         return now - self.counted[1]
 
     def ended_unseen(self) -> list[PodView]:
-        """Return torchrun's pods that were deleted before any complete pass has seen that they ended.
+        """Return torchrun's pods that ended and were deleted between two planning passes.
 
-        This happens if a pod's end and deletion arrive together. The next pass treats these pods as ended. Otherwise it
-        would use their names again, because the status lists no members for torchrun (decision "Pods of torchrun that
-        end between two passes").
+        No pass has seen that these pods ended. The next pass treats them as ended pods. Otherwise it would use their
+        names again, because the status lists no members of torchrun (decision "Pods of torchrun that end between two
+        passes").
         """
         if self.view.spec is None or self.view.spec.launcher is not Launcher.TORCHRUN:
             return []

@@ -141,7 +141,7 @@ class QueueCache:
         self._changed(job.view.uid)
 
     def accepted(self, job: CachedJob) -> None:
-        """Record that the API server accepted a write to a Workload of the job."""
+        """Record that the API server accepted a write to a Workload of the job. Earlier refusals no longer count."""
         job.quota_refusal, job.quota_refusals = "", 0
 
     def _resume(self, job: CachedJob) -> None:
@@ -155,7 +155,7 @@ class QueueCache:
         return bool(self._queue_of(job))
 
     def view(self, job: CachedJob) -> QuotaView | None:
-        """Return the job's queue with its Workloads; None if the job has no queue."""
+        """Return the job's Kueue queue with its Workloads; None if the job has no queue."""
         queue, view = self._queue_of(job), job.view
         if not queue:
             return None

@@ -1,7 +1,7 @@
 """Detect another client that reverts this operator's writes to a job's status.
 
-Without this, the two clients would react to each other's writes for as long as both run (decision "Two operators that
-serve the same job").
+Without this detection, the two clients would react to each other's writes for as long as both run (decision "Two
+operators that serve the same job").
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class TakenBack:
     def yield_seconds_left(self, status: Raw, now: float) -> float:
         """Return the seconds until this operator may write to a job whose master key it lacks.
 
-        Another operator may serve that job. This operator writes only after no other client has written to the job for
-        a long time. The wait grows each time another client writes after this operator did, because an operator that
-        serves an idle job writes only in response.
+        Another operator may serve that job. This operator writes only if no other client has written to the job for a
+        long time. An operator that serves an idle job writes nothing until another client changes the job. The waiting
+        time therefore grows each time another client writes after a write of this operator.
         """
         if self._last_status is None:
             self._last_status = status

@@ -1,4 +1,4 @@
-"""Types of the caches' timers, and a timer for caches without an event loop."""
+"""Types for the timers of the caches, and a timer that calls its function without a delay."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def _policy(target: DrillTarget, job: Raw) -> Raw:
 
 
 async def _wait_until_applied(target: DrillTarget, replica: str) -> None:
-    """Wait until the API server calls the drill's webhook, so that it refuses a pod like that of `replica`.
+    """Wait until the API server calls the drill's webhook and therefore refuses a pod like that of `replica`.
 
     Raises:
         UserError: When the API server does not call the webhook in time.

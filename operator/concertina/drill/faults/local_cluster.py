@@ -22,6 +22,10 @@ _ENDPOINT = "import os; print(os.environ.get('AWS_ENDPOINT_URL', ''))"
 def _container(environment: dict[str, str], name: str) -> ProcessIdentity:
     """Return the first process of the container that has the given environment variables.
 
+    Args:
+        environment: Variables that identify the container.
+        name: Name of the container for the error message.
+
     Raises:
         UserError: When this machine has no such process.
     """
@@ -43,7 +47,7 @@ def _kill(environment: dict[str, str], name: str) -> float:
 
 @asynccontextmanager
 async def kill_coordinator(target: DrillTarget) -> AsyncIterator[Injection]:
-    """Send SIGKILL to the coordinator's agent. Its container ends with it."""
+    """Send SIGKILL to the coordinator's agent. The agent's container then ends too."""
     coordinator, uid = await target.coordinator(), (await target.job())["metadata"]["uid"]
     at = await asyncio.to_thread(_kill, environment_of(uid, coordinator.replica), coordinator.replica)
     yield Injection(at, f"SIGKILL to the agent of the coordinator, {coordinator.replica} on {coordinator.node}")
@@ -59,7 +63,7 @@ async def kill_operator(target: DrillTarget) -> AsyncIterator[Injection]:
 
 @asynccontextmanager
 async def stop_operator(target: DrillTarget) -> AsyncIterator[Injection]:
-    """Send SIGSTOP to the leading operator, and SIGCONT some seconds later. Its connections stay open."""
+    """Send SIGSTOP to the leading operator, and SIGCONT some seconds later. The operator's connections stay open."""
     name = (await target.operator())["metadata"]["name"]
     operator = await asyncio.to_thread(_container, {"POD_NAME": name}, name)
     at = time.time()
@@ -99,7 +103,7 @@ stop_node = _on_a_node(
 
 
 def kill_apiserver(target: DrillTarget) -> AbstractAsyncContextManager[Injection]:
-    """Send SIGKILL to the API server. It is started again with the same address and data."""
+    """Send SIGKILL to the API server. On exit, start the API server again with the same address and data."""
 
     def start() -> None:
         target.cluster.start_component(API_SERVER)
@@ -111,7 +115,7 @@ def kill_apiserver(target: DrillTarget) -> AbstractAsyncContextManager[Injection
 
 @asynccontextmanager
 async def kill_storage(target: DrillTarget) -> AsyncIterator[Injection]:
-    """Send SIGKILL to the cluster's S3 server. It is started again with the same address and data.
+    """Send SIGKILL to the cluster's S3 server. On exit, start the server again with the same address and data.
 
     Raises:
         UserError: When the cluster has no S3 server, or the job does not use it.

@@ -262,10 +262,12 @@ async def _until_held_back(target: DrillTarget, namespace: str, begun_at: float)
 
 
 async def _until_waiting(target: DrillTarget, names: list[str], count: int) -> None:
-    """Wait until the operator has written a condition into the status of each job.
+    """Wait until the operator has reported on at least `count` jobs in the namespaces `names`.
+
+    The operator's report is any condition in the status of a job.
 
     Raises:
-        UserError: When conditions are still missing after the time limit.
+        UserError: When the operator has reported on fewer jobs after the time limit.
     """
     deadline = time.monotonic() + WAITING_SECONDS
     while True:

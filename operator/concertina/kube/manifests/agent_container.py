@@ -82,8 +82,8 @@ def port(job: JobView, template: Raw, create: CreatePod) -> int:
     """Return the TCP port on which the pod's agent listens.
 
     In the host's network, the port depends on the job, the replica index and the attempt. Replicas of one job therefore
-    have different ports, and replicas of different jobs usually have too. The port is declared as a host port, so the
-    scheduler puts two pods with the same port on different nodes (decision "Agent ports in the host network"). If a
+    have different ports. Replicas of different jobs rarely have the same port. The port is declared as a host port, so
+    the scheduler puts two pods with the same port on different nodes (decision "Agent ports in the host network"). If a
     process outside of pods uses the port, the agent reports that and ends. The pod of the next attempt has another
     port.
     """

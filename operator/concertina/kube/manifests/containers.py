@@ -56,7 +56,10 @@ def storage_access(container: Raw, spec: JobSpec) -> Raw:
 
 
 def python(container: Raw) -> str:
-    """Return the command that starts Python in the container. In an image without a shell, it may be at any path."""
+    """Return the command that starts Python in the container, for the agent.
+
+    The command is `python3`, unless the container's variable CONCERTINA_PYTHON names another path.
+    """
     paths = (entry.get("value") for entry in container.get("env") or () if entry["name"] == PYTHON)
     return next(paths, None) or "python3"
 

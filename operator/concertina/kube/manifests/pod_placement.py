@@ -69,8 +69,8 @@ def _in_one_domain(affinity: Raw, job: JobView, topology: SchedulingTopology) ->
 def _near_its_groups(affinity: Raw, job: JobView, labels: Sequence[str], sizes: Sequence[int], index: int) -> Raw:
     """Add preferences that place a pod near the other pods of its parallel groups.
 
-    The smallest group should be within the innermost domain of `spec.topology`, and its block within the wider domains
-    (decision "Preferred affinity for the pods of a group").
+    The pods of the smallest parallel group should share the innermost domain of `spec.topology`. The pods of a block
+    (the largest parallel group) should share the wider domains (decision "Preferred affinity for the pods of a group").
     """
     smallest, block = sizes[0], sizes[-1]
     *wider, innermost = labels

@@ -1,7 +1,7 @@
 """Manifests of Kueue's Workloads for a job. All functions are pure.
 
 A Workload's pod sets contain only the fields that determine where pods fit and how much they use. Kueue compares
-Workloads field by field, and other fields would only cause differences.
+Workloads field by field, and any other field could make two equal requests look different.
 """
 
 from __future__ import annotations

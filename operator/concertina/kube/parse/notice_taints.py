@@ -3,10 +3,12 @@
 The list is in the code, so that an upgrade of the operator extends it (decision "The well-known taints are in code").
 
 Each entry is a key. If the key alone can have another meaning, the entry is key=value. These taints are left out:
+
 - taints that a node has for its whole life (kubernetes.azure.com/scalesetpriority, on each spot node);
 - taints that may be removed again (DeletionCandidateOfClusterAutoscaler);
 - taints for problems that may pass (node.kubernetes.io/not-ready, and the taints for pressure);
-- node.kubernetes.io/out-of-service, which says that the node is already off. It is `NodeView.out_of_service`.
+- node.kubernetes.io/out-of-service, which says that the node is already off. `NodeView.out_of_service` shows this
+  taint.
 """
 
 from __future__ import annotations

@@ -30,10 +30,12 @@ _QUOTA = re.compile(r'pods "[^"]*" is forbidden: exceeded quota: [^,]+, requeste
 def excluded(message: str) -> bool:
     """Return whether no node would take the pod, even if no other pods ran there.
 
+    If the scheduler says that preemption would not help, and only resources are lacking, the pod requests more than a
+    whole node has. For claimed devices, the scheduler says the same even if another pod could release the devices. If a
+    device is lacking, the result is therefore False.
+
     Args:
-        message: Message of the pod's condition PodScheduled. It may say that preemption would not help.
-            This counts only for resources: the pod then requests more of a resource than a whole node has.
-            For claimed devices, the scheduler says the same even if another pod could release them.
+        message: Message of the pod's condition PodScheduled.
     """
     match = _NODES.match(message)
     if match is None:

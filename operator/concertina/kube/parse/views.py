@@ -266,7 +266,8 @@ def status_of(obj: Raw) -> JobStatus:
 def _place_of(status: Raw, location: tuple[int | str, ...]) -> tuple[Any, Any] | None:
     """Return the mapping or list that contains the field at `location`, and the field's key or index in it.
 
-    If the field is missing, the result is the location of the object that lacks it. None stands for the status itself.
+    If the field is missing, the result describes the innermost object on the way to the field. The result is None if
+    that object is the status itself.
     """
     field_location: tuple[Any, Any] | None = None
     value: Any = status
@@ -353,7 +354,10 @@ def _is_over(spec: Raw, status: Raw) -> bool:
 
 
 def _held_back(container: Raw) -> Raw | None:
-    """Return the last termination of a container that the kubelet restarts with a delay; None for other containers."""
+    """Return the last termination of a container that keeps failing, while the kubelet delays the container's restart.
+
+    The result is None for all other containers.
+    """
     waiting = (container.get("state") or {}).get("waiting") or {}
     last: Raw | None = (container.get("lastState") or {}).get("terminated")
     return last if waiting.get("reason") in _HELD_BACK else None

@@ -43,7 +43,7 @@ class _Bucket:
 
 
 class Events:
-    """Writes events one after the other in the background, so that no pass waits for an event."""
+    """Writes events one after the other in the background, so that no planning pass waits for an event."""
 
     def __init__(self, client: Client, component: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client

@@ -22,7 +22,10 @@ async def served_gang_apis(client: Client) -> frozenset[GangApi]:
 
 
 async def _has_objects(client: Client, api: GangApi) -> bool:
-    """Return whether the API version has the kind that gang scheduling needs. It may have other kinds only."""
+    """Return whether the API version has the kind that gang scheduling needs.
+
+    An API version that is served may contain only other kinds.
+    """
     try:
         return ("kartas" if api is GangApi.KARTA else "podgroups") in await client.resources_of(api)
     except NotFound:  # the API was removed after the first request

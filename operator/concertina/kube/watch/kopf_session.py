@@ -1,9 +1,14 @@
 """HTTP session for kopf, which changes behaviour for which kopf has no setting.
 
-kopf has four problems. It pages lists by the number of objects, whatever their size. It does not report objects that
-are missing from a later list. It decodes with the limits of Python's JSON decoder. It requests the API server's kinds
-only once. With this session, each of kopf's watches begins at a list of this operator, and deeply nested objects are
-cut before kopf decodes them (decision "kopf through its public API").
+kopf has four problems, which this session solves (decision "kopf through its public API"):
+
+- kopf limits a page of a list by its number of objects, whatever their size. Here, each of kopf's watches begins at a
+  list that this operator has made.
+- kopf does not report objects that are missing from a later list. The operator compares its own lists instead.
+- kopf decodes with the limits of Python's JSON decoder. The session cuts deeply nested objects before kopf decodes
+  them.
+- kopf requests the API server's kinds only once. The session repeats this request until the API server lists
+  TrainingJobs.
 """
 
 from __future__ import annotations
@@ -85,7 +90,7 @@ class KopfSession:
     ) -> aiohttp.ClientResponse:
         """Start a watch at the version of a list that this operator has made.
 
-        kopf would otherwise begin with the API server's initial events.
+        Without this version, kopf requests all existing objects as the first events of the watch.
         """
         *_, parent, namespace, _plural = request.url.parts
         watched_namespace = namespace if parent == "namespaces" else None

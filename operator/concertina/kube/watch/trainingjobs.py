@@ -73,8 +73,8 @@ class Listed:
 async def list_jobs(client: Client, namespace: str | None, on_job: Callable[[Raw], None]) -> Listed:
     """Call `on_job` for each TrainingJob of a namespace, page by page. A `namespace` of None means all namespaces.
 
-    Decoded together, the jobs of a cluster could take more memory than the operator has. This coroutine waits until the
-    API server is reachable and knows TrainingJobs.
+    If all jobs of a cluster were decoded at once, they could take more memory than the operator has. This coroutine
+    waits until the API server is reachable and knows TrainingJobs.
 
     Raises:
         Forbidden: When the operator may not list TrainingJobs.
@@ -144,7 +144,7 @@ class Follower:
 class TrainingJobs:
     """kopf operator that watches TrainingJobs and calls a follower for each change.
 
-    It begins when `follow` sets the follower.
+    The watch begins when `follow` sets the follower.
     """
 
     def __init__(self, client: Client, identity: str, namespaces: Sequence[str]) -> None:
@@ -204,9 +204,9 @@ class TrainingJobs:
         return registry
 
     async def _begin(self, namespace: str | None) -> str:
-        """Return the resourceVersion from which a watch begins.
+        """Return the resourceVersion from which a watch of the namespace begins.
 
-        If there is no list of the namespace that no watch has used, the jobs are listed first.
+        Each list of jobs serves one watch. If there is no unused list, this method lists the jobs first.
         """
         await self._followed.wait()
         follower = self._follower

@@ -36,7 +36,8 @@ def build(
         version: Version to set in the programs.
         folder: Folder for the programs.
         say: Function that shows progress.
-        files: Files and folders to copy from dependencies: for each dependency, the path by the name in `folder`.
+        files: Files and folders to copy from the source code of dependencies. For each dependency, a mapping from the
+            name in `folder` to the path in the dependency.
 
     Raises:
         LocalClusterError: When the build fails, with Go's last lines of output.

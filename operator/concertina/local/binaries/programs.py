@@ -1,11 +1,11 @@
 """Find or provide the programs that the local cluster and the tests run.
 
-Each program is searched in this order: $KUBEBUILDER_ASSETS and PATH (if the version is suitable), concertina's cache,
-the official release, and a build from the Go modules pinned in tools/.
+Each program is searched for in this order: $KUBEBUILDER_ASSETS and PATH (if the version is suitable), concertina's
+cache, the official release, and a build from the Go modules pinned in tools/.
 
 All checkouts share the cache. The folder of a set of programs is named after its version and the digest of its go.mod
-and go.sum. It is created under a lock and appears complete (by a rename), so two checkouts can be set up at the same
-time.
+and go.sum. The folder is created under a lock and appears complete (by a rename), so two checkouts can be set up at the
+same time.
 """
 
 import hashlib

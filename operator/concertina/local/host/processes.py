@@ -67,7 +67,10 @@ def _pids() -> Iterator[int]:
 
 
 def marked(directory: Path) -> list[ProcessIdentity]:
-    """Return all live processes of the cluster with this state folder, or with one inside it. Pods are not included."""
+    """Return all live processes of the local cluster whose state folder is `directory`, except those of pods.
+
+    Processes of a state folder inside `directory` are included, for example those of an S3 server.
+    """
     needle = f"{MARKER}={directory}".encode()
     below = needle + b"/"
     identities = []

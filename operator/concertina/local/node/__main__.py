@@ -1,11 +1,11 @@
 """Boot nodes: python -m concertina.local.node FOLDER... Each folder contains the node.json of a node (NodeConfig).
 
-Each node becomes a process tree below process 1 of a new pid namespace. This process ends when all nodes have booted.
-It writes the identity of each node (pid and start time) to FOLDER/process before any part of the node runs.
+Each node is a process tree below process 1 of a new pid namespace. The program records each node's identity (pid and
+start time) in FOLDER/process before any part of the node runs. The program ends when all nodes have booted.
 
-Process 1 of a node, the runtime, is forked before the kubelet's libraries are imported: it is forked again for every
-container, and that is faster with less memory. The kubelets are forked after the import, so that they share the memory
-of the libraries.
+Process 1 of a node (the runtime) is forked again for every container. It is therefore forked before the program imports
+the kubelet's libraries, because forks of a small process are faster and need less memory. The kubelets are forked after
+the import, so that they share the memory of the libraries.
 """
 
 import gc
@@ -61,9 +61,10 @@ def _close(links: Iterable[socket.socket]) -> None:
 
 
 def _boot(folder: Path, link: socket.socket) -> int:
-    """Create the node's namespaces and fork its process 1, which waits until its identity is recorded.
+    """Create the node's namespaces and fork the node's process 1. Return 0 after a success.
 
-    Return 0, or another exit status if the machine does not allow the namespaces.
+    Process 1 begins its work after its identity is recorded. If the machine does not allow the namespaces, the result
+    is another exit status.
     """
     os.setsid()
     try:

@@ -1,7 +1,7 @@
 """Guardian process: stops a cluster and deletes its files when the command that owns the cluster has ended.
 
-Usage: python -m concertina.local.state.guardian NAME < PIPE. The owner has the other end of the pipe open. The kernel
-closes it when the owner ends, even by SIGKILL, and whichever thread started the cluster.
+Usage: python -m concertina.local.state.guardian NAME < PIPE. The command holds the other end of the pipe. When the
+command ends, even by SIGKILL, the kernel closes that end, whichever thread started the cluster.
 """
 
 import sys

@@ -33,17 +33,17 @@ class JobContext:
 
     @property
     def stopped_by_queue(self) -> bool:
-        """Return whether the job may have no pods only because its Kueue queue gives it no quota."""
+        """Return whether the job must have no pods, and the only reason is that its Kueue queue gives it no quota."""
         return self.lending.stops and not self.wanted_spec.suspend and not self.observed.job.deleting
 
     @property
     def why_stopped(self) -> str:
-        """Reason why the job may have no pods, as a sentence."""
+        """Reason why the job must have no pods, as a sentence."""
         return self.lending.message if self.stopped_by_queue else "spec.suspend is set"
 
     @property
     def why_fewer(self) -> str:
-        """Reason why the job may have fewer replicas than before, as a clause or sentence for a message."""
+        """Reason why the job must run with fewer replicas than before, as a clause or sentence for a message."""
         size = self.lending.size
         if size is not None and size.replicas < self.wanted_spec.replicas and self.lending.message:
             return self.lending.message
@@ -59,7 +59,7 @@ class JobContext:
 
     @cached
     def round(self) -> Round:
-        """Last committed round, and the claim of the next round."""
+        """Facts about the current round, and about the round that is being formed."""
         return Round(self.observed)
 
     @cached
@@ -152,10 +152,7 @@ class JobContext:
 
     @property
     def ended_at(self) -> float:
-        """Unix time at which the job ended.
-
-        If the job ends in this planning pass, the value is the time of this pass.
-        """
+        """Unix time at which the job ended; the time of this planning pass if the job ends in this pass."""
         return unix_seconds(self.status.completion_time) if self.status.completion_time else self.now
 
     @property

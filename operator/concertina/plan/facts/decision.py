@@ -178,7 +178,7 @@ def stalled(reason: str, message: str, pods: Pods) -> Decision:
 
 
 def as_before(status: JobStatus) -> Decision:
-    """Return a decision with the phase and conditions that `status` already has."""
+    """Return a decision with the phase and conditions that `status` already has, so that no status write is needed."""
     ready, running = status.condition(ConditionType.READY), status.condition(ConditionType.RUNNING)
     phase = Phase(ready.reason) if ready and ready.reason in Phase._value2member_map_ else Phase.STARTING
     return Decision(phase, running.reason if running else "Assigned", running.message if running else "")

@@ -55,7 +55,7 @@ The API server may serve an alpha API while the feature gate of the scheduler is
 
 
 def mark(ctx: JobContext) -> GangMark | None:
-    """Return the job's `status.gang`.
+    """Return the new value of `status.gang`: the gang mechanism that was chosen for the job, and its pod group.
 
     The result is None if the job asks for no gang mechanism. It is also None while the operator does not know which
     APIs the API server serves.

@@ -141,7 +141,7 @@ class Health:
 
     @cached
     def _since_planned_claim(self) -> float:
-        """Seconds since the last claim (the start of a new round) if that claim was planned; infinity otherwise.
+        """Seconds since the last planned claim (decision to begin a round); infinity if the last claim was not planned.
 
         A planned claim means that nothing had failed by then. A member that only the operator could not reach was
         therefore alive at that time (decision "Silence alone does not count as a failure").

@@ -30,7 +30,7 @@ NOTHING = Size(0)
 
 @dataclass(frozen=True)
 class Lending:
-    """Kueue quota that a job may use in this pass. The default value means that no queue limits the job."""
+    """Kueue quota that a job may use in this planning pass. The default value means that no queue limits the job."""
 
     queue: str = ""
     """Name of the LocalQueue; empty if no queue limits the job."""

@@ -33,7 +33,7 @@ class Replicas:
 
     @cached
     def pods(self) -> Mapping[str, PodView]:
-        """Pods of the job's replicas, all of them, keyed by name."""
+        """All pods of the job, keyed by name, whether or not their replicas are alive."""
         return {pod.name: pod for pod in self.observed.pods}
 
     @cached
@@ -43,7 +43,10 @@ class Replicas:
 
     @cached
     def dead(self) -> Mapping[str, str]:
-        """Pods that are lost or given up by the operator, each with the reason as words that follow 'replica x'."""
+        """Pods that are lost or count as lost, each with the reason as words that follow 'replica x'.
+
+        A pod can count as lost because its agent has been silent for a long time.
+        """
         return {pod.name: why for pod in self.observed.pods if (why := self._why_dead(pod))}
 
     def _why_dead(self, pod: PodView) -> str:
@@ -65,7 +68,7 @@ class Replicas:
     def silent(self) -> tuple[str, ...]:
         """Uids of pods whose agent is silent, with no other sign of failure, ordered by silence, the longest first.
 
-        The operator has given up these pods for their silence, or will do so if it continues.
+        The operator treats these pods as lost because of their silence, or will do so if the silence continues.
         """
         ages = {}
         for pod in self.observed.pods:
@@ -219,9 +222,9 @@ class Replicas:
 
     @cached
     def asked(self) -> Mapping[str, Call]:
-        """Prepare calls (which ask replicas to join the next round) of the open claim, keyed by replica.
+        """Prepare calls that ask replicas to join the round that is being formed, keyed by replica.
 
-        The calls are in order of replica index. The result is empty if no claim is open.
+        The calls are in order of replica index. The result is empty if no round is being formed.
         """
         claim = self.round.claim
         if claim is None or claim.committed:
@@ -231,21 +234,23 @@ class Replicas:
 
     @cached
     def answers(self) -> Mapping[str, Prepared]:
-        """Answers to the Prepare calls of the open claim, keyed by replica."""
+        """Answers to the Prepare calls for the round that is being formed, keyed by replica."""
         return {name: call.reply for name, call in self.asked.items() if isinstance(call.reply, Prepared)}
 
     @cached
     def all_done_at(self) -> float | None:
-        """Unix time at which the last Prepare call was answered or failed; None while one has no outcome."""
+        """Unix time at which the last replica answered its Prepare call (which asks it to join a round) or failed.
+
+        The result is None while a Prepare call is in progress.
+        """
         done = [call.done_at for call in self.asked.values() if call.done_at is not None]
         return max(done, default=self.now) if len(done) == len(self.candidates) else None
 
     @cached
     def uninformed(self) -> frozenset[str]:
-        """Replicas whose answer to a Prepare call is based on an outdated list of candidates.
+        """Replicas that answered their Prepare call before other candidates for the round were added.
 
-        Such an answer does not mention candidates that were added later. The replica may still be able to reach those
-        candidates.
+        Such an answer does not say whether the replica can reach the candidates that were added later.
         """
         lists = {id(call.candidates): call.candidates for call in self.asked.values()}  # most calls share the same list
         complete = {
@@ -255,7 +260,10 @@ class Replicas:
 
     @cached
     def connected(self) -> frozenset[str]:
-        """Largest set of replicas that have answered their Prepare call and can all reach each other."""
+        """Largest set of replicas that have answered their Prepare call and can all reach each other.
+
+        A Prepare call asks a replica to join the next round and to check which other replicas it can reach.
+        """
         return frozenset(sizes.mutually_reachable(self.answers, self.round.members))
 
     # --- addresses

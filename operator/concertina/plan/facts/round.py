@@ -1,4 +1,8 @@
-"""The last committed round, as its coordinator and members report it, and the claim of the next round."""
+"""The current round, as its coordinator and members report it, and the claim of the current or the next round.
+
+A claim is the operator's decision to begin a round. The operator commits a claim when it has chosen the members. While
+a claim is not committed, the operator is forming that round.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +30,16 @@ class Round:
 
     @cached
     def claim(self) -> Claim | None:
-        """Newest claim: of the current round if it is committed, or of the next round."""
+        """Newest claim (decision to begin a round): of the round that is being formed, or else of the current round."""
         return self.world.claim or self._asked_first_claim
 
     @property
     def first_claim(self) -> Claim | None:
-        """Claim of the job's first round; None if the job's first status contains no id for it.
+        """Claim (decision to begin a round) of the job's first round; None if the job's first status has no id for it.
 
-        The operator writes the id of this claim to the job's first status. It can then call the replicas without
-        another status write. The commit is then the first write that shows the claim (decision "The first status holds
-        the first claim").
+        The operator writes only the id of the claim to the job's first status. It can then call the replicas at once,
+        and does not need a second status write before the round is committed (decision "The first status holds the
+        first claim").
         """
         claim_id = self.observed.job.status.internal.first_claim
         if not claim_id:
@@ -44,7 +48,10 @@ class Round:
 
     @property
     def _asked_first_claim(self) -> Claim | None:
-        """Claim of the first round with the time of its first Prepare call; None if this operator has not sent one."""
+        """Claim of the first round, with the time of its first Prepare call; None if this operator made no such call.
+
+        The status does not contain this claim (the decision to begin the round) before the round is committed.
+        """
         claim = self.first_claim
         if claim is None:
             return None
@@ -56,21 +63,21 @@ class Round:
 
     @cached
     def committed(self) -> bool:
-        """Return whether a round with members is current, and no claim of a later round exists."""
+        """Return whether the job has a current round with members, and no later round is being formed."""
         claim, world = self.claim, self.world
         return claim is not None and claim.committed and claim.round == world.round and bool(world.members)
 
     @property
     def claimed(self) -> bool:
-        """True if the operator is forming the next round: a claim is open and not yet committed."""
+        """True if the operator is forming the next round: it has begun the round and not chosen the members yet."""
         return self.claim is not None and not self.claim.committed
 
     @property
     def disbanded(self) -> bool:
         """True if there is no current round, and the operator is not forming one.
 
-        This is so before the first round, and after a claim that ended a round without a successor. (Rounds of torchrun
-        have no members.)
+        Examples are the time before the first round, and the time after the operator has ended a round without a new
+        one. Rounds of torchrun list no members, so the list of members alone does not show this.
         """
         claim, world = self.claim, self.world
         if world.members:
@@ -79,7 +86,7 @@ class Round:
 
     @cached
     def members(self) -> Mapping[str, Member]:
-        """Members of the current round, keyed by replica. A later claim may be about to replace them."""
+        """Members of the current round, keyed by replica. They stay listed while the next round is being formed."""
         return {member.replica: member for member in self.world.members}
 
     @property
@@ -120,7 +127,8 @@ class Round:
     def step(self) -> int:
         """Number of training steps that the workers have reported as finished.
 
-        Steps of a script that were only counted by a hook in torch's optimizer are left out.
+        If a script reports no steps and concertina counts its optimizer steps, these are left out, because each process
+        counts from 0.
         """
         progress = self.observed.job.status.progress
         reported_step = progress.step if progress and not progress.optimizer else 0

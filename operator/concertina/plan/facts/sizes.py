@@ -52,9 +52,11 @@ def rounding(spec: JobSpec) -> str:
 
 
 def mutually_reachable(replies: Mapping[str, Prepared], members: Collection[str]) -> tuple[str, ...]:
-    """Return the largest set of the replicas that answered in which each can reach all others, old members first.
+    """Return the largest set of replicas in which each can reach all others. Members of the last round come first.
 
-    `replies` are in order of replica index.
+    Args:
+        replies: Answers of the replicas to the Prepare call, in order of replica index.
+        members: Members of the last round.
     """
     seniority = sorted(replies, key=lambda name: name not in members)
     return _without_cut_links(seniority, replies, frozenset(members))
@@ -94,9 +96,7 @@ def _largest_island(
     """Return the largest set of replicas that reach each other, directly or through others.
 
     Of two sets of the same size, the function returns the one with more members of the last round, because these
-    members hold the state. If the sets have equally many such members, it returns the set with the earliest replica. In
-    a large round each replica checks only some of the others, so the replies may not show every link that a partition
-    cuts.
+    members hold the state. If the sets have equally many such members, it returns the set with the earliest replica.
     """
     links: dict[str, set[str]] = {name: set() for name in seniority}
     for name, reply in replies.items():

@@ -42,7 +42,10 @@ def by_quota(refused: CreateRefusal | None) -> bool:
 
 
 def release(ctx: JobContext) -> Decision | None:
-    """Release the job's pods so that another job can start (decision "Waiting jobs take turns at free capacity")."""
+    """Release the job's pods so that another job can start (decision "Waiting jobs take turns at free capacity").
+
+    The result is None if the job does not wait for resources, or may keep its pods for now.
+    """
     requeue_state, queue_place, waiting_job = ctx.status.internal.requeue_state, ctx.observed.place, _waiting_job(ctx)
     if waiting_job is None:
         return None
@@ -59,7 +62,10 @@ def release(ctx: JobContext) -> Decision | None:
 
 
 def seconds_left(ctx: JobContext) -> float:
-    """Return the seconds until the job's turn ends or the job releases its pods; 0 if neither will happen."""
+    """Return the seconds until the job must let other jobs start first; 0 if nothing limits the time.
+
+    A job that waits for resources must do so when its turn ends, or when it must release its pods for another job.
+    """
     queue_place, waiting_job = ctx.observed.place, _waiting_job(ctx)
     if waiting_job is None or queue_place is None or ctx.status.internal.requeue_state.since:
         return 0.0
@@ -68,9 +74,9 @@ def seconds_left(ctx: JobContext) -> float:
 
 
 def next_status(ctx: JobContext, decision: Decision) -> RequeueState:
-    """Return the new value of `status.internal.requeueState`.
+    """Return the new value of `status.internal.requeueState`: the job's turn, and whether its pods were released.
 
-    The value is reset when a round with members is committed, and when a round trains.
+    The value is reset when the job gets a round with members, and when the job trains.
     """
     if decision.requeue_state:
         return decision.requeue_state
@@ -99,9 +105,12 @@ def _waiting_job(ctx: JobContext) -> Waiting | None:
 
 
 def _due(ctx: JobContext, queue_place: QueuePlace, waiting_job: Waiting) -> float | None:
-    """Return the Unix time at which the job's turn ends or the job releases its pods; None if neither will happen.
+    """Return the Unix time at which a waiting job must let other jobs start first; None if nothing limits the time.
 
-    `waiting_job` is the job as it waits for resources, and `queue_place` is its place among the waiting jobs.
+    Args:
+        ctx: Context of this planning pass.
+        queue_place: Place of the job among the jobs that wait for resources.
+        waiting_job: Data of the job for the order of turns.
     """
     requeue_state, due = ctx.status.internal.requeue_state, []
     if queue_place.turn:
@@ -130,9 +139,9 @@ def _may_release(ctx: JobContext, waiting_job: Waiting) -> bool:
 
 
 def _released(ctx: JobContext, queue_place: QueuePlace, waiting_job: Waiting) -> RequeueState:
-    """Return the RequeueState of a job that has just released its resources, so that other jobs start first.
+    """Return the RequeueState of a job that has just ended its turn or released its pods, so that others start first.
 
-    If more resources would not help the job, its turn counts as used. The job gets its next turn only after all other
+    If more resources would not help the job, it loses its turn too. Its next turn comes only after those of all other
     jobs.
     """
     requeue_state = ctx.status.internal.requeue_state

@@ -22,7 +22,7 @@ ENDED = "the job has ended without another checkpoint"
 
 
 def request(ctx: JobContext, decision: Decision, newest: CheckpointMark | None) -> CheckpointRequest | None:
-    """Return the state of the checkpoint request after this pass; None if no checkpoint was ever requested.
+    """Return the state of the checkpoint request after this planning pass; None if no checkpoint was ever requested.
 
     Args:
         newest: The last durable checkpoint that is known in this pass.

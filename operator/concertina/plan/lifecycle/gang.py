@@ -32,9 +32,9 @@ def not_served(ctx: JobContext) -> Decision | None:
 def regroup(ctx: JobContext) -> Decision | None:
     """Delete pending pods whose pod group has an outdated minimum that the API does not allow to change.
 
-    New pods then join a new group with the current minimum. Once a pod of the group has a node, the operator keeps the
-    group until the job has no pods. The minimum matters only for the first start, and a new group would lack the pods
-    of the old one.
+    New pods then join a new group with the current minimum. If a pod of the old group already has a node, the operator
+    keeps the group until the job has no pods: the minimum matters only for the first start, and running pods can't join
+    the new group.
     """
     chosen = gangs.mark(ctx)
     if chosen is None or not chosen.pod_group or chosen.min_count == sizes.least(ctx.spec):

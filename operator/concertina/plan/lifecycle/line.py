@@ -62,7 +62,7 @@ class Waiting:
 
 
 def waiting(job: JobView, pods: Iterable[PodView], refused: bool) -> Waiting | None:
-    """Return the job's data for the order of turns; None if the job does not wait for resources.
+    """Return the data that determine a waiting job's place in the order of turns; None if the job does not wait.
 
     Args:
         job: The job.
@@ -99,7 +99,7 @@ def waiting(job: JobView, pods: Iterable[PodView], refused: bool) -> Waiting | N
 
 @dataclass(frozen=True)
 class Line:
-    """Result of `worked_out`: the jobs that wait for resources, keyed by uid, and each job's place among them."""
+    """Result of `worked_out`: the jobs that wait for resources, and their places in the order of turns, by uid."""
 
     jobs: Mapping[str, Waiting]
     room: Mapping[str, Decimal]
@@ -117,8 +117,8 @@ EMPTY = Line({}, NO_ROOM, {})
 def worked_out(jobs: Mapping[str, Waiting], last_line: Line) -> Line:
     """Compute the places of all waiting jobs in the order of turns.
 
-    Resources that were occupied in the previous computation (`last_line`) count as occupied too, because their jobs are
-    releasing them now.
+    A job fits if the resources that all waiting jobs occupy are enough for it. Resources that were occupied in the
+    previous computation (`last_line`) count too, because jobs may be releasing them now.
     """
     room_now = _room_held(jobs.values())
     room = {

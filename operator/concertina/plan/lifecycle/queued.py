@@ -13,9 +13,10 @@ from concertina.plan.pods.pod_plan import PodPlan
 
 
 def annotate_queue(ctx: JobContext, decision: Decision) -> Decision:
-    """Change the phase of a suspended job that lacks Kueue quota to one that says so.
+    """Change the decision about a job that has no Kueue quota, so that its status names the reason.
 
-    The job is then reported as queued, or as returning its quota.
+    Without this change, the job would be reported as suspended. The result reports it as queued, or as returning its
+    quota.
     """
     lending = ctx.lending
     if not ctx.stopped_by_queue or decision.phase not in (Phase.SUSPENDED, Phase.SUSPENDING):

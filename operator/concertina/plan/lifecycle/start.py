@@ -18,10 +18,11 @@ from concertina_protocol import StorageHealth
 
 
 def first_round(ctx: JobContext) -> Decision | None:
-    """Claim the first round once all wanted replicas are ready. After a delay, enough replicas are sufficient.
+    """Begin the first round once all wanted replicas are ready. After a delay, enough replicas are sufficient.
 
-    This is the last policy in the table, so it returns a decision for every job without a committed round. Such jobs
-    include one whose status lists members but no claim, because another program wrote to the status.
+    This is the last policy in the table, so it returns a decision for every job without a committed round. One example
+    is a job whose status lists members without a claim (a decision to begin a round), because another program wrote the
+    status.
     """
     names = ctx.replicas.candidates
     size, trouble = sizes.fitting(len(names), ctx.spec), _start_trouble(ctx)
@@ -43,10 +44,10 @@ def first_round(ctx: JobContext) -> Decision | None:
 
 
 def _look_again(ctx: JobContext) -> float:
-    """Return the seconds after which to plan a job again that waits for its first round, if nothing changes before.
+    """Return the seconds until the next planning pass of a job that waits for its first round.
 
-    If pods run but their agents do not answer, the passing of time can change the decision. Otherwise it changes only
-    the message, soonest for a pod that no scheduler has tried to place.
+    If pods run but their agents do not answer, the delay is short, because an agent that stays silent counts as dead
+    after some time. Otherwise only the job's message can change, first for a pod that no scheduler has tried to place.
     """
     live = ctx.replicas.live.values()
     if any(pod.phase is PodPhase.RUNNING and not ctx.agent(pod.name).alive for pod in live):
@@ -63,7 +64,7 @@ def _first_start_left(ctx: JobContext) -> float:
 def _start_trouble(ctx: JobContext) -> Decision | None:
     """Return a decision that names a problem that keeps all replicas from starting, or None.
 
-    The job continues by itself after a person has fixed the problem.
+    After a person has fixed the problem, the job starts without another request.
     """
     if stuck := startup.waiting(ctx):
         return stuck

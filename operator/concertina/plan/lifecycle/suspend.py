@@ -73,7 +73,7 @@ def replace_outdated(ctx: JobContext) -> Decision | None:
 
 
 def _is_over(ctx: JobContext) -> bool:
-    """Return whether the round has been drained and saved, or whether its time for this has passed."""
+    """Return whether the round has been drained and saved, or whether the time limit for both has passed."""
     if not ctx.round.committed:
         return False
     report = ctx.round.report
@@ -85,8 +85,8 @@ def _is_over(ctx: JobContext) -> bool:
 def _is_saved(ctx: JobContext, report: Report) -> bool:
     """Return whether a drained round has saved its state, or can't save it any more.
 
-    A drain that began for another reason, such as growth, does not save. The operator then asks the coordinator to
-    save. Reports that arrive soon after that request may still describe the time before the save.
+    A drain that began for another reason, such as new replicas that join, does not save. The operator then asks the
+    coordinator to save. Reports that arrive soon after that request may still describe the time before the save.
     """
     if not ctx.saves_durably:
         return True
@@ -98,16 +98,16 @@ def _is_saved(ctx: JobContext, report: Report) -> bool:
 
 
 def _stopped_unsaved(ctx: JobContext, report: Report) -> bool:
-    """Return whether a script stopped before it saved the state from which its round continued.
+    """Return whether a script stopped before it saved anything newer than the state with which the round began.
 
-    That state then exists only in the memory of the pods.
+    If the round began with state from the pods' memory, only the pods have that state.
     """
     step = report.progress.step if report.progress else 0
     return not ctx.spec.bundled and step <= _in_memory(ctx) > 0
 
 
 def _in_memory(ctx: JobContext) -> int:
-    """Return the step from which the round continued, if that state was in the pods' memory; otherwise 0."""
+    """Return the step at which the round began if it began from state in the pods' memory; otherwise 0."""
     base = ctx.world.base
     return base.step if base is not None and base.source == RestoreSource.MEMORY else 0
 

@@ -3,14 +3,15 @@
 A round is one torchrun rendezvous here: a pod that serves the TCPStore, and members that know its address. The operator
 replaces members that are killed or lost within the round, and torchrun adds the replacements. A round ends in the cases
 below, and the operator then creates all of its pods anew:
+
   - The store is lost. No member survives that.
   - torchrun gives up in one of the members, which closes the rendezvous for all members.
   - A job of fixed size gets another size.
   - One of the round's pods has an outdated pod template.
 
-Each round has a claim, which the operator commits in the same write. An operator that has not seen the claim can then
-no longer write the status (decision "Status writes test whether the claim is committed"). The operator does not know
-what torchrun does inside the pods and does not report it (decision "launcher: Torchrun without a Service").
+The operator begins and commits each round in one status write. An operator that does not know the new round can then no
+longer write the status (decision "Status writes test whether the claim is committed"). The operator does not know what
+torchrun does inside the pods and does not report it (decision "launcher: Torchrun without a Service").
 """
 
 from __future__ import annotations

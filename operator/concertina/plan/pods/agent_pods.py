@@ -37,9 +37,9 @@ def wanted(ctx: JobContext) -> PodPlan:
 def _goes(ctx: JobContext, pod: PodView) -> bool:
     """Return whether the pod needs a successor (a new pod for the same replica index).
 
-    A pod needs a successor if the pod is dead, or if it is a member of the round and will be terminated soon. A pod
-    outside of the round that has an urgent notice needs a successor too, but not at once: the pod may tolerate the
-    taint, and its successor could be placed on a tainted node again.
+    A pod needs a successor if the pod is dead, or if it is a member of the round and will be terminated soon. If a pod
+    outside of the round will be terminated soon, the operator waits for SETTLED seconds first: the pod may tolerate the
+    taint that announces the termination, and its successor could be placed on such a node again.
     """
     if pod.name in ctx.replicas.dead or pod.name not in ctx.replicas.notices:
         return pod.name in ctx.replicas.dead
@@ -49,8 +49,8 @@ def _goes(ctx: JobContext, pod: PodView) -> bool:
 def _filled(ctx: JobContext, index: int) -> bool:
     """Return whether a live replica that will not be terminated has this index.
 
-    There may be a newer attempt for the index: it was requested while the replica had a notice that was withdrawn
-    later.
+    Another pod of the same index is then not needed. Such a pod exists if the replica's termination was announced and
+    later withdrawn.
     """
     name = ctx.replicas.pod_by_index.get(index)
     return name is not None and name not in ctx.replicas.notices
@@ -59,7 +59,8 @@ def _filled(ctx: JobContext, index: int) -> bool:
 def _bumped(ctx: JobContext, wanted_indexes: frozenset[int]) -> tuple[int, ...]:
     """Return the attempt number of each replica index, plus one for each index that needs a new pod.
 
-    An index needs a new pod if its newest pod is dead, or if the pod of a member is gone.
+    The attempt number is a part of a pod's name. An index needs a new pod if its newest pod is dead, or if the pod of a
+    member is gone.
     """
     attempts = dict(enumerate(ctx.status.internal.attempts))
     for name in ctx.round.members.keys() - ctx.replicas.pods.keys():  # its pod is gone, and its name is not used again
@@ -108,7 +109,7 @@ def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> 
 
 
 def _ending(ctx: JobContext) -> set[str]:
-    """Return the nodes that will be terminated and that replicas are leaving, so that new pods avoid them.
+    """Return the nodes that will be terminated or are cordoned and still run replicas, so that new pods avoid them.
 
     A pod that tolerates the node's taint could otherwise be placed on such a node again.
     """

@@ -163,7 +163,7 @@ def _serves(node: NodeView) -> bool:
 def _forgiven_early(ctx: JobContext, entry: AvoidedNode) -> AvoidedNode:
     """Return the entry of a bad node in `status.avoidedNodes`, with an earlier expiry if the job needs the node.
 
-    The job needs the node if it or one of its replicas can't find another node.
+    The job needs the node if a pod that avoids the node has been unschedulable for some time.
     """
     if unix_seconds(entry.until) <= ctx.now or not any(entry.node in pod.avoids for pod in _stranded(ctx)):
         return entry

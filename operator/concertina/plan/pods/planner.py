@@ -51,7 +51,7 @@ def _ended(ctx: JobContext, failed: bool) -> PodPlan:
 
 
 def _can_be_ended(ctx: JobContext, pod: PodView) -> bool:
-    """Return whether the pod has a log worth keeping and runs on a node that can stop its containers."""
+    """Return whether the pod has started, so that its log may help, and runs on a node that can stop its containers."""
     node = ctx.node(pod)
     return (
         pod.index is not None

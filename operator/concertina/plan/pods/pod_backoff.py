@@ -99,7 +99,7 @@ def next_pods(ctx: JobContext) -> Mapping[int, DelayedPod]:
 
 
 def ended_by_itself(pod: PodView) -> bool:
-    """Return whether the pod ended without an outside cause, such as a notice or the loss of its node.
+    """Return whether the pod ended without an outside cause, such as a termination notice or the loss of its node.
 
     Only a pod that ended by itself has failed.
     """
@@ -121,9 +121,9 @@ def entry_of(ctx: JobContext, pod: PodView) -> Restart:
 
 
 def _has_just_ended(ctx: JobContext, pod: PodView) -> bool:
-    """Return whether this pass adds the pod's end to `status.restarts`.
+    """Return whether this planning pass adds the pod's end to `status.restarts`.
 
-    This is so if the pod ended by itself and is still the current attempt of its index.
+    The pod must have ended by itself, and must be the current attempt of its replica index.
     """
     return ended_by_itself(pod) and pod.attempt == number_at(ctx.status.internal.attempts, pod.index)
 
@@ -143,10 +143,12 @@ def _delayed(ctx: JobContext, index: int, pods: list[Restart]) -> DelayedPod:
 def _in_a_row(
     failures: Sequence[Restart], before: float, belongs: Callable[[Restart], bool] = lambda entry: True
 ) -> int:
-    """Return how many failures in quick succession end at the time `before`.
+    """Return the number of the last failures before the time `before` that followed each other in quick succession.
 
-    `failures` are in order of time. The count goes back in time and stops at the first failure for which `belongs` is
-    false.
+    Args:
+        failures: Failures in order of time.
+        before: Unix time from which the function counts back.
+        belongs: Function that returns whether a failure counts. The first failure that does not count ends the series.
     """
     row = 0
     for entry in reversed(failures):

@@ -31,8 +31,8 @@ class PodPlan:
 def replaced_event(ctx: JobContext, pod: PodView) -> Event:
     """Return the event that announces the replacement of a pod.
 
-    If the pod is being deleted, the event says that a replacement is created only if the job continues. The deletion
-    may be part of a foreground deletion of the job, which the operator observes only later.
+    If the pod is being deleted, the event says that a replacement is created only if the job continues. Perhaps the
+    whole job is being deleted in the foreground, and the operator has not observed that yet.
     """
     notice = ctx.replicas.notices.get(pod.name)
     why = notice.message if notice else ctx.replicas.dead[pod.name]
@@ -77,7 +77,7 @@ def number_at(numbers: Sequence[int], index: int | None) -> int:
 
 
 def packed(numbers: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the numbers as a tuple by index, without trailing zeros."""
+    """Return the numbers as a tuple by index, without trailing zeros, which is how the status stores them."""
     last = max((index for index, number in numbers.items() if number), default=-1)
     return tuple(numbers.get(index, 0) for index in range(last + 1))
 

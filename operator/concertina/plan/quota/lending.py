@@ -1,13 +1,15 @@
-"""Decide how many pods a job with a Kueue queue may have in this pass, and what to write to its Workloads.
+"""Decide how many pods a job with a Kueue queue may have in this planning pass, and what to write to its Workloads.
 
 These rules hold at every moment (decision "A job never has more pods than its quota"):
+
   - The job has no pods before one of its Workloads is admitted, and never more pods than Kueue counts quota for.
   - While a Workload is evicted, the operator creates no pods for the job.
   - The operator returns quota only after the pods that used it are gone. Before the write, it lists the pods to check
     this.
 
 A job first requests quota for all its replicas. While Kueue refuses, the job requests less and less, down to its
-minimum. If the job holds less than it wants, one pending slice requests more. The slice preempts no other Workload.
+minimum. If the job holds less than it wants, one pending slice (a second Workload that would replace the first one)
+requests more. The slice preempts no other Workload.
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ def _is_outdated(ctx: QuotaContext, workload: WorkloadView) -> bool:
 
 
 def _waiting(ctx: QuotaContext) -> Lending:
-    """Return the quota that a job may use while Kueue has not admitted its Workload: none.
+    """Return the result for a job whose Workload Kueue has not admitted: no quota, and the reason.
 
     The result can also contain writes that create the Workload or change what it requests.
     """
@@ -158,8 +160,8 @@ def _adjusted(ctx: QuotaContext, first: WorkloadView) -> tuple[tuple[Action, ...
 def _checked(ctx: QuotaContext, holder: WorkloadView) -> Lending:
     """Return how much quota the job may use while Kueue's admission checks are pending.
 
-    The operator creates no pods meanwhile. If the Workload replaces another one, the pods of the replaced Workload
-    stay.
+    The operator creates no pods in this time. If the Workload replaces another one (a slice), the job keeps the pods
+    that it already has.
     """
     message = f"Quota is reserved in the queue {ctx.quota.queue}: {messages.why_waiting(holder)}"
     size = _usable(ctx, granted_size(holder)) if holder.replaces and ctx.holding else NOTHING
@@ -268,7 +270,10 @@ def _kept_up(ctx: QuotaContext, holder: WorkloadView) -> tuple[Action, ...]:
 
 
 def _replaced(ctx: QuotaContext, holder: WorkloadView) -> tuple[Action, ...]:
-    """Return writes that finish the Workloads that a slice has replaced, if Kueue has not finished them itself."""
+    """Return writes that finish the Workloads that a newer Workload (a slice) has replaced.
+
+    Kueue finishes such Workloads itself, so the operator writes only after REPLACED_SECONDS.
+    """
     since = holder.condition(ConditionName.QUOTA_RESERVED).since
     if not since or ctx.now - unix_seconds(since) < REPLACED_SECONDS:
         return ()
@@ -302,9 +307,9 @@ def _deactivated(ctx: QuotaContext) -> tuple[Action, ...]:
 
 
 def _reactivated(ctx: QuotaContext, holder: WorkloadView) -> Lending:
-    """Return how much quota the job may use while its Workload is inactive, but not yet evicted by Kueue.
+    """Return no quota for a job whose Workload is inactive, but not yet evicted by Kueue.
 
-    A user or another program has deactivated the Workload.
+    A user or another program has deactivated the Workload. The job returns its quota and requests quota again.
     """
     message = f"Its Workload {holder.name} is deactivated: the job gives its quota back and asks again"
     return Lending(size=NOTHING, reason="Deactivated", message=message, recheck=1.0)

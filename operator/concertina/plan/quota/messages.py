@@ -14,7 +14,10 @@ _UNNAMED_PATH = re.compile(r"(?<![\w.])/[\w.\-]+(?:/[\w.\-]+)+")
 
 
 def public(message: str) -> str:
-    """Return a message of Kueue without the uids of other Workloads and the paths of queues."""
+    """Return a message of Kueue without the uids of other Workloads and the paths of queues, for the job's status.
+
+    Users of the job may not see the names and uids of other tenants.
+    """
     if match := _PREEMPTION.search(message):
         return f"preempted for another workload ({match['why'].strip()})"
     return _UNNAMED_PATH.sub("", _PATHS.sub("", _UIDS.sub("", message))).strip()[:LONGEST]

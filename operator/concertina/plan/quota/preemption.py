@@ -2,10 +2,12 @@
 
 Kueue marks the job's Workload as evicted and waits. The operator then takes these steps. No unit of quota is used twice
 at any time (decision "A preempted job shrinks"):
+
   1. The round drains, the remaining members continue, and the operator deletes the other pods.
   2. Once these pods are gone, the operator lowers the pod counts of the evicted Workload. Kueue can then admit the
      preemptor.
-  3. A slice with the lower counts replaces the evicted Workload, so that Kueue counts the remaining pods at all times.
+  3. A slice (a new Workload that replaces the evicted one) has the lower counts, so that Kueue counts the remaining
+     pods at all times.
 
 If no slice is admitted within REPLACE_SECONDS after it was created, the job did not free enough. It then shrinks to the
 next smaller size.
@@ -43,9 +45,9 @@ MESSAGE_SECONDS = 2.0
 
 
 def evicted(ctx: QuotaContext, holder: WorkloadView) -> Lending:
-    """Return the size that a preempted job keeps, and the next write that returns its other quota to Kueue.
+    """Return the number of replicas that a preempted job keeps, and the next write that returns the rest of its quota.
 
-    The operator creates no pods for the job meanwhile.
+    The operator creates no pods for the job during a preemption.
     """
     size = _size_to_keep(ctx, holder)
     why = messages.why_evicted(holder)
@@ -204,9 +206,10 @@ def _replacement(ctx: QuotaContext, holder: WorkloadView, wanted: Request) -> Cr
 
 
 def _release(ctx: QuotaContext, holder: WorkloadView) -> tuple[Action, ...]:
-    """Return all quota to Kueue once no pod uses it.
+    """Return the writes that return all of the job's quota to Kueue, once no pod uses it.
 
-    Pending slices are deleted first. Without the Workload that they replace, they would request quota of their own.
+    Pending slices (Workloads that would replace the present one) are deleted first. Otherwise each would request quota
+    of its own after the present Workload is gone.
     """
     if ctx.workloads.pending:
         return drops(ctx.workloads.pending)

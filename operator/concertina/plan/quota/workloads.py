@@ -85,7 +85,7 @@ def key(workload: WorkloadView) -> WorkloadKey:
 
 
 def drops(workloads: Iterable[WorkloadView]) -> tuple[DropWorkload, ...]:
-    """Return the deletions of the Workloads that are pending. No pod uses their quota."""
+    """Return the deletions of the Workloads that are pending. They have no quota, so they can be deleted at once."""
     return tuple(DropWorkload(key(workload), pods_left=None) for workload in workloads)
 
 
@@ -94,10 +94,10 @@ def granted_size(workload: WorkloadView) -> Size:
 
 
 def lendable(workloads: Iterable[WorkloadView]) -> tuple[str, int]:
-    """Return the name of the Workload whose quota new pods use, and its total number of pods.
+    """Return the name of the Workload whose quota new pods use, and its total number of pods; ("", 0) if there is none.
 
-    The result is ("", 0) if there is no such Workload. Before the operator creates a pod, it computes this value again
-    and compares it with the value at the time of planning.
+    The plan contains this value. Before the operator creates a pod, it computes the value again and creates no pod if
+    the value has changed.
     """
     holder = newest(workloads)
     return (holder.name, sum(holder.granted.values())) if holder is not None and holder.admitted else ("", 0)
@@ -120,8 +120,8 @@ def holding(pods: Iterable[PodView]) -> int:
 def room(workload: WorkloadView, pods: Iterable[PodView]) -> Mapping[PodSet, int]:
     """Return how many more pods of each pod set may be created with the Workload's quota.
 
-    After the count of one set was lowered, its pods may still use quota of another set. The total is therefore limited
-    too.
+    The total is limited too. If the count of one pod set was lowered, its remaining pods still use quota, which pods of
+    another set must not use.
     """
     using = [pod for pod in pods if not pod.released]
     left = max(0, sum(workload.granted.values()) - len(using))
@@ -133,10 +133,7 @@ def room(workload: WorkloadView, pods: Iterable[PodView]) -> Mapping[PodSet, int
 
 
 def _set_of(pod: PodView) -> PodSet:
-    """Return the pod set to which a pod belongs that has no label for its pod set.
-
-    An example is a pod from before the job had a queue.
-    """
+    """Return the pod set of a pod without a label for the pod set, such as a pod from before the job had a queue."""
     return PodSet.RENDEZVOUS if pod.index is None else PodSet.TRAINER
 
 

@@ -71,7 +71,7 @@ def _next_round(ctx: JobContext, trigger: RoundTrigger, recovery: RecoveryDecisi
 
 
 def _claim(ctx: JobContext, trigger: RoundTrigger, recovery: RecoveryDecision | None) -> Decision | None:
-    """Claim the next round, and record the recovery action that was chosen for the failure."""
+    """Begin the next round, and record the recovery action that was chosen for the failure."""
     if recovery is None:
         return claims.claim(ctx, trigger)
     decision = claims.claim(
@@ -193,10 +193,11 @@ def _not_acknowledged(ctx: JobContext) -> Failure | None:
 
 
 def _never_assigned(ctx: JobContext) -> Failure | None:
-    """Return a failure if the coordinator never received its Assign call, because an operator stopped after the commit.
+    """Return a failure if the coordinator never received its Assign call, which starts its workers.
 
-    The new operator does not know the content of that call, so it forms the round again (decision "A new claim if an
-    Assign may be lost"). If only another member lacks its Assign call, the coordinator reports that member as lost.
+    The previous operator may have stopped after it committed the round and before it sent the call. This operator does
+    not know the content of that call, so it begins a new round (decision "A new claim if an Assign may be lost"). If
+    only another member lacks its Assign call, the coordinator reports that member as lost.
     """
     report = ctx.round.report
     if report is None or _assign_sent(ctx):
@@ -225,7 +226,10 @@ CHECKS: tuple[Check, ...] = (
 
 
 def recheck(ctx: JobContext) -> float:
-    """Return the seconds after which the committed round may count as failed even if nothing new is observed."""
+    """Return the seconds after which to plan the job again even if nothing new is observed.
+
+    By then, the committed round may count as failed, for example because an agent has been silent for too long.
+    """
     view, age = ctx.agent(ctx.round.coordinator.replica), ctx.health.coordinator.age
     if not view.alive:
         return constants.RECONNECT / 2 if age is None or age < constants.UNHEARD else constants.UNHEARD / 6

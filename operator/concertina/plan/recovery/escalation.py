@@ -1,10 +1,10 @@
-"""Escalation: choose the recovery action for a failure, and decide which failures count against the budget.
+"""Escalation: choose the recovery action for a failure, and decide which failures count against `maxRestarts`.
 
 ACTIONS lists the recovery actions from the least disruptive to the last resort (decision "The recovery actions are a
 table"). The operator chooses the most disruptive action for which there is a reason. While failures repeat without
-progress, it never chooses a less disruptive action than before. Each action gives its reason in a sentence, and has its
-own budget within `failurePolicy.windowSeconds`. The job fails when the budget is used up, or when the same bug occurs
-again and again.
+progress, it never chooses a less disruptive action than before. Each action gives its reason in a sentence, and can
+have its own limit on its uses within `failurePolicy.windowSeconds`. The job fails when more failures than `maxRestarts`
+are within that window, or when the same bug occurs again and again.
 
 A failure counts if its cause is in the job. The loss of a node does not count (decision "Failures that count against
 maxRestarts").
@@ -103,7 +103,7 @@ def _restart_from_checkpoint(ctx: JobContext, failed: Restart) -> str:
 
 
 def _in_a_row(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
-    """Return the earlier failures that count against the budget and since which the job has made no progress."""
+    """Return the earlier failures that count against `maxRestarts` and since which the job has made no progress."""
     return tuple(entry for entry in repeats.since_progress(ctx, failed) if entry.counted)
 
 
@@ -198,7 +198,10 @@ def uses(spec: JobSpec, entries: tuple[Restart, ...]) -> tuple[RecoveryActionUse
 
 
 def _left(action: RecoveryAction, spec: JobSpec, entries: tuple[Restart, ...]) -> int | None:
-    """Return the remaining budget of a recovery action; None for no limit. Only failures that count use the budget."""
+    """Return how often a recovery action may still be used within the failure window; None for no limit.
+
+    Only failures that count against `maxRestarts` use this limit.
+    """
     budget = action.budget(spec)
     spent = sum(entry.action == action.name and entry.counted for entry in entries)
     return None if budget is None else max(0, budget - spent)
@@ -286,8 +289,12 @@ def restarts_after(
 ) -> Restarts:
     """Return the new value of `status.restarts`.
 
-    Entries are added for the current failure and for each replica that can't start. An entry for a pod that ended by
-    itself is added once, when the pod's replica index gets its next attempt.
+    Args:
+        ctx: Context of this planning pass.
+        answered: Failure to which this pass responds, or None.
+        replaced: Pods whose replica index gets its next attempt in this pass. Each pod that ended by itself gets an
+            entry, unless its failure already has one.
+        stuck: Entries of replicas that can't start.
     """
     entries, new = list(ctx.recent), 0
     if answered and not _is_counted(ctx, answered):
@@ -316,7 +323,10 @@ def restarts_after(
 
 
 def _learnt(ctx: JobContext, pod: PodView) -> dict[str, object]:
-    """Return corrections to the entry of a failure, based on how the failed replica's pod ended."""
+    """Return corrections to the entry of a failure, now that the failed replica's pod has ended.
+
+    For example, the failure gets the reason NodeLost if the pod's node is not ready.
+    """
     node = ctx.node(pod)
     if pod_backoff.ended_by_itself(pod):
         return {"counted": True}
@@ -324,7 +334,7 @@ def _learnt(ctx: JobContext, pod: PodView) -> dict[str, object]:
 
 
 def _bounded(entries: list[Restart]) -> tuple[Restart, ...]:
-    """Return the entries without messages and error texts, which only the newest entries keep.
+    """Return the newest MOST_ENTRIES entries. Only the newest WITH_TEXTS entries keep their messages and error texts.
 
     This limits the size of the status.
     """
@@ -336,7 +346,7 @@ def _bounded(entries: list[Restart]) -> tuple[Restart, ...]:
 def _is_counted(ctx: JobContext, answered: Restart) -> bool:
     """Return whether the failure of this round already has an entry in `status.restarts`.
 
-    The entry was made when the failed replica's pod ended in this round.
+    Such an entry exists if the failed replica's pod ended earlier in this round.
     """
     since = unix_seconds(ctx.world.since) if ctx.world.since else ctx.now
     return any(entry.replica == answered.replica and unix_seconds(entry.at) > since for entry in ctx.recent)

@@ -111,7 +111,8 @@ def is_bug(ctx: JobContext, failed: Restart) -> bool:
     """Return whether a failure has occurred often enough to count as a bug in the script.
 
     If all these failures occurred on one node, the node may be the cause. The failure then counts as a bug only if no
-    other node is available, and only if hardware can't cause it (decision "Repeated failures that end the job").
+    other node is available, and faulty hardware does not cause failures of this kind (decision "Repeated failures that
+    end the job").
     """
     failures = alike(ctx, failed)
     if len(failures) < TRIES:
@@ -126,7 +127,7 @@ def is_bug(ctx: JobContext, failed: Restart) -> bool:
 def reason(failed: Restart) -> str:
     """Return the reason of the Failed condition for a job that ends with this failure.
 
-    If alerts and runbooks refer to the failure's own reason, that reason is used unchanged.
+    The reason is RepeatedFailure, except for a loss that is not finite: alerts and runbooks refer to that reason.
     """
     return failed.reason if failed.reason == FailureReason.LOSS_NOT_FINITE else "RepeatedFailure"
 

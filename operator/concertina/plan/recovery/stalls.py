@@ -3,7 +3,7 @@
 The coordinator detects hangs, in which no rank makes a step, and stragglers (ranks that are slower than the others).
 This module finds two more problems: agents that are silent although Kubernetes reports their pods as running, and
 storage that fails. The operator reports most of these problems as Stalled or Degraded, because a person may have to
-act. After a hang, the operator starts a new round. It replaces a straggler if the spec asks for that.
+act. After a hang, the operator starts a new round. The operator replaces a straggler if the spec asks for that.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ FRAMES, THREADS = 4, 3
 def hung(ctx: JobContext) -> Failure | None:
     """Return a failure for the hang that the coordinator reports; None if `failurePolicy.onHang` is Report.
 
-    The user may change `onHang` while the round hangs (decision "The coordinator finds a hang, the operator acts on
-    it").
+    The user may change `onHang` while the round hangs. Each planning pass therefore decides again (decision "The
+    coordinator finds a hang, the operator acts on it").
     """
     report = ctx.round.report
     if report is None or report.hang is None or ctx.spec.failure_policy.on_hang is Reaction.REPORT:

@@ -50,7 +50,10 @@ AGAIN = "Then set spec.suspend to true, change the template, and set spec.suspen
 
 
 def waiting(ctx: JobContext) -> Decision | None:
-    """Stall the job if no replica can start, for reasons that the kubelet keeps retrying."""
+    """Stall the job if the containers of all its replicas wait after an error that the kubelet tries again.
+
+    An example is an image that can't be pulled.
+    """
     live = ctx.replicas.live.values()
     reasons = [WAITING.get(pod.waiting, "") for pod in live]
     if not reasons or not all(reasons):
@@ -132,7 +135,8 @@ def _cannot_start(ctx: JobContext, pod: PodView) -> str:
 def _partitioned(ctx: JobContext, pod: PodView) -> str:
     """Return a sentence if a pod that the job needs can reach the operator, but not the other pods.
 
-    The result is empty otherwise. A pod counts as partitioned only after several claims have failed.
+    The result is empty otherwise. A pod counts as partitioned only after the operator has tried to form a round several
+    times.
     """
     if ctx.round.claim is None or ctx.round.claim.round - ctx.world.round <= CLAIMS:
         return ""
@@ -214,7 +218,7 @@ UNKNOWN_EXIT = 255
 
 
 def _restarted(ctx: JobContext) -> tuple[PodView, ...]:
-    """Return the pods with a container that was restarted since the last pass."""
+    """Return the pods with a container that was restarted since the last planning pass."""
     counts, attempts = ctx.status.internal.container_restarts, ctx.status.internal.attempts
     return tuple(
         pod
@@ -241,9 +245,9 @@ def container_restarts(ctx: JobContext, attempts: tuple[int, ...]) -> tuple[int,
 
 
 def with_container_restarts(ctx: JobContext, restarts: Restarts) -> Restarts:
-    """Add an entry to `status.restarts` for each restarted container.
+    """Add an entry to `status.restarts` for each pod with a restarted container.
 
-    If there already is an entry for the loss of that member, the function corrects that entry instead.
+    If there already is an entry for the loss of that replica, the function corrects that entry instead.
     """
     pods = _restarted(ctx)
     if not pods:

@@ -1,1 +1,5 @@
-"""Transitions from one round to the next: claims, commits and drains."""
+"""Transitions from one round to the next.
+
+`claims` begins a round and asks replicas to join it. `commits` chooses its members and starts them. `drains` and
+`growth` end a round because its members should change.
+"""

@@ -1,4 +1,8 @@
-"""Claims: begin a new round, choose the replicas to ask, and wait for their answers."""
+"""Claims: begin a new round, choose the replicas to ask, and wait for their answers.
+
+A claim is the operator's decision to begin a round. It is open until the operator commits it, which fixes the members
+of the round.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +59,12 @@ def departing(ctx: JobContext) -> tuple[str, ...]:
 def claim(
     ctx: JobContext, trigger: RoundTrigger, restart: Restart | None = None, from_storage: bool = False
 ) -> Decision | None:
-    """Make a new claim and send Prepare calls to the candidates; None if there are too few candidates for a round.
+    """Begin a new round: make a claim, and ask the candidates to join by Prepare calls.
+
+    The result is None if there are too few candidates for a round. The claim records the decision to begin the round.
 
     Args:
-        ctx: Context of this pass.
+        ctx: Context of this planning pass.
         trigger: Reason for the new round.
         restart: Entry in `status.restarts` of the failure that the round answers, if any.
         from_storage: Whether the round starts from durable storage even if node memory holds newer state.
@@ -91,10 +97,10 @@ def claim(
 
 
 def first_claim(ctx: JobContext) -> Decision | None:
-    """Send Prepare calls for the claim whose id is in the job's first status; None if there is no such claim.
+    """Begin the first round with the id from the job's first status: ask the candidates to join by Prepare calls.
 
-    If an agent has already seen a round, the job's status may have been lost. The function returns None in that case
-    too, because a claim with a higher number is needed.
+    The result is None if that status has no such id. It is also None if an agent has already seen a round: the job's
+    status has probably been lost, and the next round needs a higher number.
     """
     claim = ctx.round.first_claim
     if claim is None or highest_round(ctx):
@@ -104,7 +110,7 @@ def first_claim(ctx: JobContext) -> Decision | None:
 
 
 def _while_asking(ctx: JobContext, decision: Decision) -> Decision:
-    """Return the decision to form the first round without a status write for the phase Waiting.
+    """Return the decision about the first round, without a status write if the job's phase is Waiting.
 
     The first round usually forms so quickly that a status write for this phase is not worthwhile.
     """
@@ -112,7 +118,10 @@ def _while_asking(ctx: JobContext, decision: Decision) -> Decision:
 
 
 def next_first_claim(ctx: JobContext, decision: Decision) -> str:
-    """Return the id for the claim of the job's first round, for the status; empty once the job has a claim."""
+    """Return the id with which the operator will begin the job's first round; empty after it has begun a round.
+
+    The id is a part of the job's first status. The operator can then begin the round without another status write.
+    """
     world = decision.world or ctx.world
     if world.round or world.claim is not None or ctx.spec.launcher is Launcher.TORCHRUN:
         return ""
@@ -120,17 +129,20 @@ def next_first_claim(ctx: JobContext, decision: Decision) -> str:
 
 
 def last_claim(ctx: JobContext, reason: str) -> Claim:
-    """Return a claim after which no round follows. It marks the end of the job or of its current round.
+    """Return a claim that marks the end of the job or of its current round. No round follows it.
 
-    From then on, all status writes of an operator that does not know this claim fail (decision "Status writes test
-    whether the claim is committed").
+    A claim is otherwise the decision to begin a round. All status writes of an operator that does not know this claim
+    fail (decision "Status writes test whether the claim is committed").
     """
     round, claim_id = 1 + highest_round(ctx), ctx.observed.fresh_claim
     return Claim(round=round, claim_id=claim_id, committed=True, at=rfc3339(ctx.now), reason=reason)
 
 
 def world_after(ctx: JobContext, decision: Decision) -> World:
-    """Return the new value of `status.world` after this pass. If the job ends, the value contains the last claim."""
+    """Return the new value of `status.world`, which lists the current round and its members.
+
+    If the job ends in this planning pass, the value also gets the claim that marks the end (`last_claim`).
+    """
     world = decision.world or ctx.world
     if decision.phase.final and not ctx.status.completion_time:
         return world.model_copy(update={"claim": last_claim(ctx, decision.reason)})
@@ -149,7 +161,7 @@ def disbanded(ctx: JobContext, reason: str) -> World:
 
 
 def highest_round(ctx: JobContext) -> int:
-    """Return the highest round number that the status or an agent has seen.
+    """Return the highest round number in the status or in the messages of an agent.
 
     The result is at most LEAP above the number in the status, because an agent may report any number.
     """
@@ -192,7 +204,7 @@ def _asked_again(ctx: JobContext) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Collecting:
-    """Result of `tally` for a claim that needs more answers."""
+    """Result of `tally`, which counts the answers of replicas: the operator must wait for more answers."""
 
     seconds_left: float | None = None
     """Seconds until the wait ends even without an answer; None if only an answer ends it."""
@@ -213,15 +225,18 @@ class Ready:
 
 @dataclass(frozen=True)
 class InvalidClaim:
-    """Result of `tally` for a claim that can't lead to a round any more. A new claim must replace it."""
+    """Result of `tally`, which counts the answers of replicas: they can't lead to a round any more.
+
+    The operator must make a new claim, which is the decision to begin a round.
+    """
 
     reason: str
 
 
 def tally(ctx: JobContext, open_claim: Claim) -> Collecting | Ready | InvalidClaim:
-    """Evaluate the answers to an open claim.
+    """Evaluate the answers of the replicas that were asked to join the round of an open claim.
 
-    The result says whether the claim can be committed, more answers are needed, or the claim is invalid.
+    The result says whether the operator can commit the claim, must wait for more answers, or must make a new claim.
     """
     calls, replies = ctx.replicas.asked, ctx.replicas.answers
     if _overtaken(calls, open_claim):
@@ -259,7 +274,7 @@ def tally(ctx: JobContext, open_claim: Claim) -> Collecting | Ready | InvalidCla
 
 
 def proceed(ctx: JobContext) -> Decision | None:
-    """Continue an open claim: send calls, wait for answers, or commit."""
+    """Continue to form a round whose members are not chosen yet: send calls, wait for answers, or commit."""
     open_claim = ctx.round.claim
     if open_claim is None or open_claim.committed:
         return None
@@ -311,7 +326,10 @@ def _collect(ctx: JobContext, open_claim: Claim, seconds_left: float | None) -> 
 
 
 def _overtaken(calls: Mapping[str, Call], open_claim: Claim) -> bool:
-    """Return whether an agent has seen a higher round than this claim's, or another claim for the same round."""
+    """Return whether an agent refused its Prepare call because it has seen a different claim of this or a higher round.
+
+    A claim is the decision of an operator to begin a round. Another operator may have made that claim.
+    """
     refusals = [call.reply for call in calls.values() if isinstance(call.reply, protocol.Refused)]
     return any(
         refused.round > open_claim.round or (refused.round == open_claim.round and refused.claim != open_claim.claim_id)
@@ -322,8 +340,8 @@ def _overtaken(calls: Mapping[str, Call], open_claim: Claim) -> bool:
 def _forgotten(ctx: JobContext, replies: Mapping[str, Prepared]) -> bool:
     """Return whether an agent was restarted after it answered its Prepare call.
 
-    The new agent process has not prepared for the round. It will not report what the old process was still finding out,
-    for example about storage.
+    The new agent process has not prepared for the round. It also lacks the state of the old process, which may still
+    have been reading from storage.
     """
     views = {name: ctx.agent(name) for name in replies}
     reports = {name: view.report for name, view in views.items() if view.connected and view.report}
@@ -334,9 +352,9 @@ def _forgotten(ctx: JobContext, replies: Mapping[str, Prepared]) -> bool:
 
 
 def _hopeless(ctx: JobContext, open_claim: Claim) -> bool:
-    """Return whether no more answers can come and the answers so far are not enough for a round.
+    """Return whether the operator must begin again, because no more answers can come and these are too few for a round.
 
-    The operator then makes a new claim, after a delay that increases with each try.
+    The operator waits before that. The delay increases with each try.
     """
     last = ctx.replicas.all_done_at
     if last is None:
@@ -346,7 +364,7 @@ def _hopeless(ctx: JobContext, open_claim: Claim) -> bool:
 
 
 def _patience(ctx: JobContext) -> float | None:
-    """Return the seconds for which to wait for candidates that have not answered; None to stop waiting."""
+    """Return the seconds to wait for candidates that have not answered their Prepare call; None to stop waiting."""
     names, calls, replies = ctx.replicas.candidates, ctx.replicas.asked, ctx.replicas.answers
     done = {name: call.done_at for name, call in calls.items() if call.done_at is not None}
     pending = [name for name in names if name not in done]

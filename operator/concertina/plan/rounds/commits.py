@@ -1,7 +1,8 @@
 """Commit a claim: choose members, coordinator and the state to start from, and send the Assign calls.
 
-A commit changes `status.world.claim`, and every status write tests that value. If two operators work on the same claim,
-only one of them can commit it (decision "Status writes test whether the claim is committed").
+A claim is the operator's decision to begin a round. A commit changes `status.world.claim`, and every status write tests
+that value. If two operators work on the same claim, only one of them can commit it (decision "Status writes test
+whether the claim is committed").
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ def commit(
     others: Mapping[str, Prepared],
     leaving: Iterable[str] = (),
 ) -> Decision:
-    """Commit the claim and send the Assign calls, or report why the state to start from is not known yet.
+    """Commit the claim, which fixes the round's members, and give the members their ranks by Assign calls.
+
+    If the state to start from is not known yet, the decision reports the reason instead.
 
     Args:
-        ctx: Context of this pass.
-        claim: The open claim.
+        ctx: Context of this planning pass.
+        claim: Claim of the round. It is not committed yet.
         replies: Answers of the replicas that become members.
         others: Answers of other replicas that the members can reach.
         leaving: Departing replicas that were asked too. Those that do not become members may exit now.
@@ -87,10 +90,10 @@ def commit(
 
 
 def _reached(ctx: JobContext) -> int:
-    """Return the step that the last round had reached.
+    """Return the step that the last round had reached, from which the number of lost steps is computed.
 
-    If that round ended before its first report, the result is the step from which the round started. Steps that were
-    lost earlier were already counted when the round began.
+    If that round ended before its first report, the result is the step from which the round started. A higher step in
+    the status is of an earlier round, and its loss was counted when the last round began.
     """
     base = ctx.world.base
     if base is None or ctx.status.internal.round_waits.round == base.round:
@@ -109,7 +112,10 @@ def _whence(origin: protocol.Restore, uid: str) -> str:
 
 
 def _anew(ctx: JobContext) -> str:
-    """Return a phrase for a message: a custom command decides by itself from which state it continues."""
+    """Return the words that say from where a custom command starts, for a message.
+
+    The operator does not know the step, because the command chooses its state itself.
+    """
     if not ctx.status.rounds:
         return "the command"
     return "the command again, which continues from its own checkpoint if it has one"
@@ -138,7 +144,10 @@ def holders(
 
 
 def _held_by(source: protocol.Restore, names: Collection[str]) -> protocol.Restore:
-    """Return the restore source with only the given replicas listed as holders of shards."""
+    """Return the restore source with only the given replicas listed as holders of shards.
+
+    Members fetch shards from the listed replicas, so replicas that the round does not use must not be listed.
+    """
     holders_by_shard = {
         shard: tuple(name for name in holders if name in names) for shard, holders in source.holders.items()
     }
@@ -184,7 +193,7 @@ def _storage(ctx: JobContext, name: str, reply: Prepared) -> protocol.Storage | 
 
 
 def _members(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[str, MemberPlace]) -> tuple[Member, ...]:
-    """Return the members of the round in order of rank."""
+    """Return the entries of the round's members for `status.world`, in order of rank."""
     return tuple(
         Member(
             replica=name,
@@ -201,8 +210,8 @@ def _ranked(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[st
     """Return the names of the members in order of rank.
 
     In jobs with parallel groups of fixed size, the ranks follow the network topology. In other jobs, the ranks are
-    chosen so that copies of snapshots are on other nodes or zones. If the old coordinator is a member, it keeps rank 0,
-    because its store and connections already exist.
+    chosen so that copies of snapshots are on other nodes or zones. If the coordinator of the last round is a member, it
+    keeps rank 0, because its store and connections already exist.
     """
     names = sorted(replies, key=lambda name: ctx.replicas.pods[name].order)
     if ctx.spec.group_sizes:
@@ -239,7 +248,7 @@ def _assigns(
 def release(ctx: JobContext, claim: Claim, names: Iterable[str]) -> tuple[Action, ...]:
     """Return the Release calls that let departing replicas exit.
 
-    The round of `claim` does not need the state of these replicas.
+    The next round, which begins with `claim`, does not need the state of these replicas.
     """
     message = protocol.Release(ctx.observed.job.uid, claim.round, claim.claim_id)
     return tuple(Send(name, ctx.replicas.address(name), message) for name in names)

@@ -13,7 +13,7 @@ from concertina.plan.rounds import claims, growth
 
 
 def change(ctx: JobContext) -> Decision | None:
-    """Drain a healthy round whose members should change, then claim the next round."""
+    """Drain a healthy round whose members should change, then begin the next round."""
     report = ctx.round.report
     if not ctx.round.committed or report is None or not ctx.agent(ctx.round.coordinator.replica).connected:
         return None
@@ -80,9 +80,9 @@ def _moving(ctx: JobContext) -> list[str]:
 def must_be_saved(ctx: JobContext) -> bool:
     """Return whether the round must end with a durable checkpoint.
 
-    There are two cases. In the first case, the remaining members can't continue alone, so the state waits in storage
-    for their successors. In the second case, the round has one member, and that member leaves or moves. No neighbour
-    then has a copy of its state, even if a standby replica is ready.
+    There are two cases. In the first case, members leave and the remaining ones are too few for a round, so their
+    successors must load the state from storage. In the second case, the only member of the round leaves or moves. No
+    other member then has a copy of its state, even if a standby replica is ready.
     """
     leave, alone = any(ctx.replicas.leaves(name) for name in ctx.round.members), len(ctx.round.members) == 1
     if not ctx.keeps_state or not (leave or (alone and _moving(ctx))):
@@ -93,9 +93,13 @@ def must_be_saved(ctx: JobContext) -> bool:
 def limit(ctx: JobContext, durable: bool) -> float:
     """Return the seconds within which the workers must save their state and stop after a drain request.
 
-    If pods of members are about to be terminated, the limit is at most the shortest remaining grace period, minus the
-    time for a snapshot. `durable` says that the drain also writes a checkpoint to storage. If no pod of a member is
-    about to be terminated, the checkpoint gets no extra time, because the state can be handed over in memory instead.
+    If pods of members are about to be terminated, the limit is at most their shortest remaining grace period, minus the
+    time for a snapshot.
+
+    Args:
+        ctx: Context of this planning pass.
+        durable: Whether the drain also writes a checkpoint to storage. The limit is then longer, but only if a pod of a
+            member is about to be terminated. Otherwise the next round can take the state from memory.
     """
     progress = ctx.round.report.progress if ctx.round.report else None
     save = (progress.save_seconds if progress else None) or constants.SAVE

@@ -42,8 +42,8 @@ def joining(ctx: JobContext) -> tuple[str, ...]:
 def trigger(ctx: JobContext, report: protocol.Report) -> RoundTrigger | None:
     """Return the reason for a larger round, or None if the round stays as it is.
 
-    A larger round needs enough ready replicas for a larger valid size. The present round must also be training, and no
-    backoff may delay the growth.
+    A larger round needs enough ready replicas for a larger valid size. The present round must also be training. After
+    replicas that joined were lost, the round must not grow for some time.
     """
     names = joining(ctx)
     if not names or sizes.fitting(len(ctx.replicas.candidates), ctx.spec) <= len(ctx.round.members):
@@ -66,9 +66,9 @@ def seconds_left(ctx: JobContext) -> float:
 
 
 def sentence(ctx: JobContext) -> str:
-    """Return why a round that is too small does not grow now; empty if nothing delays its growth.
+    """Return why a round that is too small does not take in ready replicas now; empty if nothing prevents this.
 
-    The sentence does not change during the delay.
+    The sentence does not change while ready replicas must wait.
     """
     growth = ctx.status.internal.growth
     if _backoff_left(ctx) <= 0 or len(ctx.round.members) >= sizes.most(ctx.spec):
@@ -78,7 +78,7 @@ def sentence(ctx: JobContext) -> str:
 
 
 def next_status(ctx: JobContext, decision: Decision) -> Growth:
-    """Return the new value of `status.internal.growth`, which records failures soon after replicas joined."""
+    """Return the new value of `status.internal.growth`: whether replicas were lost soon after they joined."""
     old, world = ctx.status.internal.growth, decision.world
     if world is None or world.claim is None:
         return old
@@ -98,9 +98,9 @@ def _joined(ctx: JobContext, decision: Decision) -> Growth:
 
 
 def _lost(ctx: JobContext, decision: Decision) -> str:
-    """Return a phrase that says how the loss of replicas that had just joined ended the round.
+    """Return how the loss of replicas that had just joined ended the round, as words for a message.
 
-    The phrase is empty if the round did not end for that reason.
+    The result is empty if the round did not end for that reason.
     """
     growth, since = ctx.status.internal.growth, ctx.world.since
     lasted = ctx.now - (unix_seconds(since) if since else ctx.now)
@@ -135,7 +135,7 @@ def _quiet(ctx: JobContext) -> float:
 
 
 def _backoff_left(ctx: JobContext) -> float:
-    """Return the seconds for which earlier failures after growth still delay the next growth of the round."""
+    """Return the seconds until replicas may join the round again, after replicas that had joined were lost."""
     growth = ctx.status.internal.growth
     if not growth.failures or growth.at is None:
         return 0.0

@@ -6,9 +6,10 @@ older state although nothing was lost. The operator therefore waits longer for m
 (decision "Waiting for late members that hold newer state").
 
 Each shard is in the memory of its own member and of the next member. If two such neighbours depart together, both
-copies are lost. They therefore take part in one more round, whose snapshots other members then hold. If that round had
-only one member, the successors fetch the state from it instead (decision "Departing members that hold the only copy").
-The departing member may exit once the new round has a snapshot of its own.
+copies are lost. The two members therefore take part in one more round, whose snapshots other members then hold. There
+is one exception: if the last round has only one member and that member departs, it stays outside of the new round, and
+the new members fetch the state from it (decision "Departing members that hold the only copy"). A departing replica may
+exit once the new round has a snapshot of its own.
 """
 
 from __future__ import annotations
@@ -30,8 +31,12 @@ def seconds_for_late(ctx: JobContext, claim: Claim, answers: Mapping[str, Prepar
     """Return the seconds for which to wait for members of the last round that have not answered their Prepare call.
 
     The operator waits for such members only if they may hold newer state, which a round without them would lose. The
-    result is None if there is no need to wait. `answers` are the answers of the replicas from which the round can get
-    state.
+    result is None if there is no need to wait.
+
+    Args:
+        ctx: Context of this planning pass.
+        claim: Claim (decision to begin a round) that is not committed yet.
+        answers: Answers of the replicas from which the round can get state.
     """
     seconds_by_member = {
         name: constants.PATIENCE_STATE - call.waited_for(ctx.now) for name, call in _pending(ctx, claim).items()
@@ -48,9 +53,12 @@ def seconds_for_late(ctx: JobContext, claim: Claim, answers: Mapping[str, Prepar
 
 
 def is_cut_off(ctx: JobContext, answers: Mapping[str, Prepared], all_answers: Mapping[str, Prepared]) -> bool:
-    """Return whether newer state is complete only with a replica from which the round can't get state.
+    """Return whether the round would lose a newer state, because parts of that state are on replicas out of its reach.
 
-    `answers` are from the replicas from which the round can get state, `all_answers` from all replicas.
+    Args:
+        ctx: Context of this planning pass.
+        answers: Answers of the replicas from which the round can get state.
+        all_answers: Answers of all replicas.
     """
     if answers.keys() >= all_answers.keys():
         return False
@@ -60,7 +68,10 @@ def is_cut_off(ctx: JobContext, answers: Mapping[str, Prepared], all_answers: Ma
 
 
 def _pending(ctx: JobContext, claim: Claim) -> dict[str, Call]:
-    """Return the unanswered Prepare calls of this claim to members of the last round, keyed by replica."""
+    """Return the unanswered Prepare calls to members of the last round, keyed by replica.
+
+    The calls ask the members to join the round of `claim`.
+    """
     replicas = ctx.replicas
     calls = {name: ctx.agent(name).prepare_of(claim) for name in ctx.round.members if name in replicas.pods}
     return {
@@ -92,8 +103,8 @@ def _age(ctx: JobContext, answers: Mapping[str, Prepared]) -> tuple[int, int] | 
 def _shards_of(ctx: JobContext, late: Collection[str], id: SnapshotId) -> set[int]:
     """Return the shards of a snapshot that the members in `late` may hold.
 
-    A member holds its own shards and those of the previous member in the ring. If the snapshot is of an earlier round,
-    whose members the status no longer lists, the result is all shards.
+    Each member holds its own shards and a copy of the previous member's shards. If the snapshot is of an earlier round,
+    the status no longer lists the round's members, and the result is all shards.
     """
     members = ctx.world.members
     if (id.round, id.shards) != (ctx.world.round, ctx.world.workers):
@@ -132,10 +143,10 @@ def include_departing(
     """Return the members of the round, with departing members if they hold newer state than the others.
 
     Args:
-        ctx: Context of this pass.
+        ctx: Context of this planning pass.
         stay: Answers of the members chosen so far.
         other_replies: Answers of replicas that the round does not need.
-        departing: Prepare calls to members with an urgent notice.
+        departing: Prepare calls to members that will be terminated soon.
     """
     remaining = {**stay, **other_replies}
     restored_step = _restored_step(ctx, remaining)
@@ -167,7 +178,7 @@ def _restored_step(ctx: JobContext, replies: Mapping[str, Prepared]) -> int:
 def _seconds_for_departing(ctx: JobContext, departing: Mapping[str, Call | None]) -> float:
     """Return the seconds for which to wait for answers of members that are about to leave.
 
-    The time counts from the first Prepare call of the claim.
+    The time counts from the first Prepare call that asked such a member to join the next round.
     """
     waiting = [call.waited_for(ctx.now) for call in departing.values() if call and call.done_at is None]
     return constants.PATIENCE_PLANNED - max(waiting) if waiting else 0.0
@@ -180,9 +191,10 @@ def release(ctx: JobContext) -> tuple[Action, ...]:
     """Return the Release calls that let departing replicas outside of the round exit.
 
     A departing replica may provide state that no member holds. If the round fails before its first own snapshot, the
-    next round needs this replica again. The operator therefore calls only after that snapshot. The operator calls all
-    departing replicas, because another operator may have prepared them. A replica that was not prepared for the round
-    refuses the call.
+    next round needs this replica again. The operator therefore sends the calls only after that snapshot.
+
+    The operator does not know which departing replicas a previous operator asked for state, so it calls all of them. A
+    replica that was not asked refuses the call.
     """
     report, claim = ctx.round.report, ctx.round.claim
     if report is None or claim is None or report.progress is None or report.progress.snapshot_step is None:

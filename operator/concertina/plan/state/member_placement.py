@@ -47,7 +47,11 @@ def shared(ring: Sequence[str], places: Mapping[str, MemberPlace]) -> tuple[int,
 def _same(ring: Sequence[str], position: int, places: Mapping[str, MemberPlace], level: Level) -> bool:
     """Return whether the member at `position` of the ring shares its zone or its node with the previous member.
 
-    `level` selects zone or node.
+    Args:
+        ring: Names of the members.
+        position: Position in the ring.
+        places: Zone and node of each member.
+        level: Function that returns the zone or the node of a place.
     """
     return level(places[ring[position - 1]]) == level(places[ring[position]])
 
@@ -64,7 +68,13 @@ def _unchanged_order(names: Sequence[str], last_order: Sequence[str]) -> list[st
 
 
 def _spread(names: list[str], places: Mapping[str, MemberPlace], levels: Sequence[Level]) -> list[str]:
-    """Return a ring in which as few neighbours as possible share a zone, and then a node."""
+    """Return a ring in which as few neighbours as possible share a zone. Among such rings, few neighbours share a node.
+
+    Args:
+        names: Names of the members.
+        places: Zone and node of each member.
+        levels: Functions that return a member's zone and node: the level to spread over first comes first.
+    """
     if not levels:
         return names
     groups: dict[str, list[str]] = {}
@@ -81,18 +91,26 @@ def _spread(names: list[str], places: Mapping[str, MemberPlace], levels: Sequenc
 
 
 def _every_other(names: Iterable[str], count: int) -> list[str]:
-    """Return the names as a ring in which names that are adjacent in `names` are apart.
+    """Return the names as a ring in which names that follow each other in `names` are not neighbours.
 
-    No group of names that must be apart may contain more than half of the members.
+    If `names` is sorted by zone, and no zone has more than half of the names, no neighbours in the ring share a zone.
+
+    Args:
+        names: Names, sorted so that names that must be apart follow each other.
+        count: Number of names.
     """
     seats = [*range(0, count, 2), *range(1, count, 2)]
     return [name for _, name in sorted(zip(seats, names, strict=True))]
 
 
 def _into_gaps(inner: list[str], fillers: list[str], bad: Callable[[int], bool]) -> list[str]:
-    """Return the ring `inner` with one of `fillers` in each gap.
+    """Return the ring `inner` with the names in `fillers` put between its members, at most one in each gap.
 
-    Gaps between neighbours that share a zone or node are filled first.
+    Args:
+        inner: Members in the order of the ring.
+        fillers: Members in other zones or on other nodes.
+        bad: Function that returns whether the member at a position shares a zone or node with the previous member. The
+            gaps before such members are filled first.
     """
     gaps = sorted(range(len(inner)), key=lambda position: not bad(position))[: len(fillers)]
     filling = dict(zip(sorted(gaps), fillers, strict=True))

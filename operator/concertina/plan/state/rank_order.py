@@ -1,9 +1,9 @@
 """Assign ranks to replicas so that ranks which communicate most are close in the network.
 
-The ranks of a tensor group are consecutive. So are the ranks of a context group, of a pipeline and of a block, each of
-which consists of whole groups of the previous kind. The order of the replicas therefore decides which groups span
-several network domains (zones, NVLink domains, hosts). All functions are pure (decision "Ranks keep parallel groups
-within node domains").
+The kinds of groups are, from small to large: tensor group, context group, pipeline and block. A group consists of whole
+groups of the previous kind, and its ranks are consecutive. The order of the replicas therefore decides which groups
+span several network domains (zones, NVLink domains, hosts). All functions are pure (decision "Ranks keep parallel
+groups within node domains").
 """
 
 from __future__ import annotations
@@ -94,8 +94,9 @@ class _Group:
 def _carved(names: Sequence[str], blocks: Blocks) -> list[_Group]:
     """Return the whole blocks that can be formed from the replicas.
 
-    Members that remain in one domain are combined with members that remain in the same wider domain. At each level, as
-    many groups as possible are therefore within one domain. Tensor groups are formed first.
+    The replicas of one network domain form as many groups as possible. Replicas that are left over form groups with
+    left-over replicas of the same wider domain. Tensor groups are formed first, then each larger kind of group from
+    them.
     """
     groups, inner = [_Group((name,), blocks.domains[name]) for name in names], 1
     for size in blocks.sizes:
@@ -123,8 +124,8 @@ def _joined(groups: Sequence[_Group], count: int) -> list[_Group]:
 def _intact_first(names: Sequence[str], blocks: Blocks, last_order: Sequence[str]) -> list[str]:
     """Return the names sorted by how much remains of their groups from the previous round.
 
-    Members of complete blocks come first, then members of complete groups in incomplete blocks, each in order of rank.
-    Replicas that join come last.
+    Members of complete blocks come first. Members of complete smaller groups in incomplete blocks follow. Within each
+    kind, the order is that of the ranks. Replicas that join come last.
     """
     current_names, seat = frozenset(names), {name: rank for rank, name in enumerate(last_order)}
 
@@ -145,7 +146,7 @@ def _intact_first(names: Sequence[str], blocks: Blocks, last_order: Sequence[str
 
 
 def _unchanged_order(names: Sequence[str], blocks: Blocks, last_order: Sequence[str]) -> list[str]:
-    """Return an order in which the members of the previous round keep their ranks if possible.
+    """Return an order in which as many members of the previous round as possible keep their ranks.
 
     If there are fewer blocks than before, the fullest blocks keep their positions. Gaps in these blocks are filled with
     members of other blocks and with replicas that join, from the same network domain if possible.
@@ -213,7 +214,7 @@ def _path_around(seats: Sequence[str | None], index: int, blocks: Blocks) -> Pat
 def _placed(groups: Sequence[_Group], within: int, seat: Mapping[str, int]) -> list[str]:
     """Return the members in order, with each group at the position where most of its members were before.
 
-    Groups without such a position take the free positions in order. Parts within a group are placed in the same way.
+    A group of new members takes a free position. The parts of each group are placed within the group in the same way.
 
     Args:
         groups: Groups to place.

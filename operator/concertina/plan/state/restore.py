@@ -120,7 +120,8 @@ def candidates(
 def _stored(durable: Durable, status: JobStatus, uid: str) -> Restore:
     """Return the instruction to restore from a checkpoint in storage.
 
-    If a rollback made that checkpoint invalid or if the checkpoint is damaged, an earlier one is used.
+    If a rollback made that checkpoint invalid, or if the checkpoint is damaged, the instruction names the step of an
+    earlier checkpoint.
     """
     back = status.rollback if durable.uid == uid and is_undone(durable.round, durable.step, status) else None
     damaged = next((bad for bad in status.damaged_checkpoints or () if bad.uri == durable.uri), None)
@@ -183,8 +184,8 @@ def age(restore: Restore, uid: str) -> tuple[int, int]:
 def void(round: int, step: int, status: JobStatus) -> bool:
     """Return whether no round may start from a state of the given round and step.
 
-    There are two cases. Either a rollback undid the state, or the state is of an earlier round than the current one and
-    of a later step than the one from which the current round started.
+    There are two cases. In the first case, a rollback undid the state. In the second case, the state is of an earlier
+    round than the current one, and its step is later than the step from which the current round started.
     """
     base = status.world.base
     return (base is not None and round < base.round and step > base.step) or is_undone(round, step, status)

@@ -58,8 +58,9 @@ def needed(spec: JobSpec, replicas: int, weights: Weights | None = None) -> int:
 def _saved(spec: JobSpec, weights: Weights | None = None) -> int:
     """Return the bytes of one snapshot, summed over all ranks.
 
-    A job with adapters that begins with files of weights does not save the frozen weights. If it begins with a
-    checkpoint, it saves them. The operator can't see what is stored at the URI and assumes files.
+    A job with adapters does not save the frozen weights if it began with files of weights. If it began with a
+    checkpoint, it saves the frozen weights too. The operator can't see what is stored at the URI and assumes files of
+    weights.
     """
     model, begin = spec.trainer and spec.trainer.model, spec.checkpoint
     elsewhere = model and model.lora and begin and (begin.init_from or begin.resume_from)

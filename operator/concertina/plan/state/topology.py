@@ -26,8 +26,8 @@ ANY = ("topology.kubernetes.io/zone", HOSTNAME)
 def chosen(ctx: JobContext, names: Sequence[str]) -> tuple[str, ...]:
     """Return the members of the next round from replicas that can all reach each other; empty if there are too few.
 
-    `names` lists old members first. If there are too many names, later ones are left out first. For a job with parallel
-    groups, replicas of incomplete blocks are left out first.
+    `names` lists members of the last round first. If there are too many names, later ones are left out first. For a job
+    with parallel groups, replicas of incomplete blocks are left out first.
     """
     size = sizes.fitting(len(names), ctx.spec)
     if not ctx.spec.group_sizes or not size:
@@ -128,7 +128,8 @@ _BLOCKS_ADVICE = "the ranks of a block stay together, so write checkpoints often
 def places(ctx: JobContext, replicas: Iterable[str]) -> dict[str, MemberPlace]:
     """Return the node and zone of each replica, keyed by replica.
 
-    If the job saves no snapshots, all places are equal.
+    If the job saves no snapshots, all replicas get the same place, because the order of the members does not matter
+    then.
     """
     if not ctx.keeps_state:
         return dict.fromkeys(replicas, MemberPlace(""))
@@ -149,7 +150,7 @@ def copy_distance(ctx: JobContext, members: Sequence[str], places: Mapping[str, 
 def copy_events(
     ctx: JobContext, members: Sequence[str], places: Mapping[str, MemberPlace], copies: Distance
 ) -> tuple[Event, ...]:
-    """Return an event if the members could be arranged so that copies of snapshots are further from their owners.
+    """Return an event if another arrangement of the members would put copies of snapshots further from their originals.
 
     One failure could otherwise destroy a member and the copy of its snapshots. There is no event if the last round had
     the same distance.

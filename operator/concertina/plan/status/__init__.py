@@ -1,1 +1,1 @@
-"""Compute the status that a planning pass writes."""
+"""Compute the status that a planning pass writes: conditions, progress, time accounting, and traces of rounds."""

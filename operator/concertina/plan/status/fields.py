@@ -1,4 +1,7 @@
-"""Compute each field of the status with a function from the table FIELDS. Policies have decided before."""
+"""Compute each field of the status with a function from the table FIELDS.
+
+The policies of the planning pass have already decided what happens to the job.
+"""
 
 from __future__ import annotations
 

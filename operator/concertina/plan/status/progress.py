@@ -1,8 +1,9 @@
 """Status fields that come from the coordinator's report: progress, saved state, and explanatory sentences.
 
-The sentences explain why workers do not start warm, why the tracker accepts no data, and that replicas train separately
-instead of together. The status shows a sentence while it applies, and an event reports each change of it. The first two
-are the same for all replicas, because all have the same image and command.
+There are three sentences: why workers do not start warm (from a process that has imported their modules), why the
+tracker accepts no data, and that replicas train separately instead of together. The status shows a sentence while it
+applies, and an event reports each change of it. The coordinator can report the first two sentences for all replicas,
+because all have the same image and command.
 """
 
 from __future__ import annotations
@@ -108,7 +109,10 @@ def _short(loss: float | None) -> float | None:
 
 
 def settings(ctx: JobContext) -> tuple[SettingMark, ...]:
-    """Return the new value of `status.settings`; the old value until the round has reported a step."""
+    """Return the new value of `status.settings`: the settings that the trainer chose.
+
+    The old value stays until the round has reported a step.
+    """
     reported = ctx.round.report.progress if ctx.round.report else None
     if reported is None or reported.first_step_at is None:
         return ctx.status.settings
@@ -206,7 +210,10 @@ def last_checkpoint(ctx: JobContext) -> CheckpointMark | None:
 
 
 def seconds_left(ctx: JobContext) -> float:
-    """Return the seconds until the operator may write the status if only numbers and explanatory sentences changed."""
+    """Return the seconds until the operator may write the status if only numbers and sentences in it have changed.
+
+    The rate of such writes is limited. Other changes are written at once.
+    """
     written_at = ctx.status.goodput.at or ctx.status.start_time  # the first status write sets the start time
     every = ctx.observed.progress_every if ctx.round.committed else ctx.observed.words_every
     return 0.0 if written_at is None else max(0.0, every - ctx.elapsed(written_at))
@@ -228,7 +235,7 @@ def uncounted_seconds_left(ctx: JobContext, phase: Phase) -> float | None:
 
 @dataclass(frozen=True)
 class SentenceEvent:
-    """Event for a change of an explanatory sentence in the status, with text to put before and after the sentence."""
+    """Event that reports a new sentence in a status field, with text to put before and after the sentence."""
 
     type: str
     reason: str
@@ -257,7 +264,7 @@ UNDER_WAY = (Phase.STARTING, Phase.TRAINING, Phase.DRAINING, Phase.RECOVERING)
 
 
 def coordinator_sentence(ctx: JobContext, field: str) -> str | None:
-    """Return an explanatory sentence from the coordinator's last report.
+    """Return the sentence in a field of the coordinator's last report, such as why workers do not start warm.
 
     The result is None with torchrun, which has no coordinator.
     """
@@ -269,7 +276,10 @@ def coordinator_sentence(ctx: JobContext, field: str) -> str | None:
 
 
 def sentence_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    """Return an event for each explanatory sentence in the status that is new or has changed."""
+    """Return an event for each status field whose sentence is new or has changed.
+
+    An example is the sentence that says why workers do not start warm.
+    """
     events = []
     for field, announced in SENTENCES.items():
         now = getattr(new, field)
@@ -292,7 +302,7 @@ def annotate_world_mismatch(ctx: JobContext, decision: Decision) -> Decision:
 
 
 def _event_message(field: str, now: str) -> str:
-    """Return the message of an event about a change of an explanatory sentence in the status.
+    """Return the message of the event about a status field whose sentence has changed.
 
     Args:
         field: Status field that contains the sentence, for example why workers do not start warm.

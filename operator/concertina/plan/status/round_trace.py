@@ -1,9 +1,10 @@
 """Build the trace of a round: how long each phase took, from the end of training to the next round's first step.
 
-A trace is reported once, in the pass in which the round begins to train or is aborted. All times are by this operator's
-clock. Agents report durations, which are placed one after the other, beginning at the answer of the coordinator's
-agent. The time of a worker's failure is taken from `status.incidents`. It is never later than the time at which the
-operator noticed the failure (decision "Trace spans use the operator's clock").
+A trace is reported once, in the planning pass in which the round begins to train or is aborted. All times are by this
+operator's clock. For the phases inside the pods, agents report only durations. The first of these phases begins when
+the coordinator's agent answers its Assign call, and each other phase begins when the previous one ends. The time of a
+worker's failure is taken from `status.incidents`. This time is never later than the time at which the operator noticed
+the failure (decision "Trace spans use the operator's clock").
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ START = (
 
 
 def round_trace(ctx: JobContext, status: JobStatus) -> RoundTrace | None:
-    """Return the trace of a round that began to train or was aborted in this pass, or None.
+    """Return the trace of a round that began to train or was aborted in this planning pass, or None.
 
-    `status` is the status after the pass.
+    `status` is the new status, after this pass.
     """
     claim, next_claim = ctx.round.claim, status.world.claim
     if status is ctx.status or claim is None or next_claim is None or ctx.round.disbanded:
@@ -101,15 +102,18 @@ class _RoundHistory:
     def begin(self) -> float:
         """Unix time at which the round's trace begins.
 
-        This is the time of the failure from which the round recovers; without a failure, it is the time of the claim.
-        If the operator sent the first Prepare call earlier, the trace begins with that call: a job's first round is
-        prepared before a status write claims it.
+        If the round follows a failure or a planned change, this is the time at which training ended. Otherwise it is
+        the time at which the operator began to form the round: the claim in the status, or the first Prepare call if
+        that was earlier.
         """
         return min(unix_seconds(self.incident.at) if self.incident else self.claimed, self.asked)
 
     @cached
     def asked(self) -> float:
-        """Unix time of the round's first Prepare call; the time of the claim if another operator made that call."""
+        """Unix time of the round's first Prepare call; the time of the claim if another operator made that call.
+
+        A claim is the operator's decision to begin the round, and Prepare calls ask the replicas to join it.
+        """
         return min((call.sent_at for _, call in self.prepares if call.sent_at is not None), default=self.claimed)
 
     @cached

@@ -103,7 +103,10 @@ class Account:
 
     @cached
     def elapsed(self) -> float:
-        """Seconds since the last calculation, by a monotonic clock if this operator made it."""
+        """Seconds since the job's time was last counted.
+
+        If this operator made that count, the seconds are by its monotonic clock.
+        """
         counted, observed = self.ctx.status.goodput.at, self.ctx.observed
         if counted is not None and observed.counted_for is not None:
             return observed.counted_for
@@ -117,7 +120,7 @@ class Account:
 
     @cached
     def late(self) -> float:
-        """Seconds of this calculation that passed between a failure of the round and the operator's notice of it."""
+        """Seconds of this calculation from a failure of the round until the operator noticed the failure."""
         failures = self.ctx.round.report.failures if self.ctx.round.report else ()
         failed_at = min((failure.at for failure in failures if failure.at is not None), default=self.ctx.now)
         return min(self.elapsed, max(0.0, self.ctx.now - failed_at)) if self.phase is Phase.TRAINING else 0.0
@@ -158,7 +161,7 @@ class Account:
 
     @cached
     def _counted_as_stepping(self) -> bool:
-        """Return whether a step of the committed round was already known at the last calculation."""
+        """Return whether a step of the committed round was already known when the job's time was last counted."""
         if self._reported and self._first_step_at is None:
             return False
         round = self.ctx.world.round
@@ -166,7 +169,7 @@ class Account:
 
     @cached
     def before_first_step(self) -> float:
-        """Seconds of this count in which a script's workers ran before the first reported step of their round."""
+        """Seconds since the last count in which a script's workers ran before the first reported step of the round."""
         ran = self.elapsed - self.late
         if self.phase is not Phase.TRAINING or self.ctx.spec.bundled or self._counted_as_stepping:
             return 0.0
@@ -182,9 +185,9 @@ class Account:
     def _unknown_was_startup(self) -> bool:
         """Return whether the job's first report proves that the workers made no step before it.
 
-        Such a proof is possible only in the job's first round. There, the report proves it if the report is about the
-        first step of the run, if the script commits each step, or if optimizer steps are counted. In later rounds, the
-        unknown time of earlier rounds stays unknown.
+        The report proves this if it is about the first step of the run, if the script commits each step, or if
+        optimizer steps are counted. In a later round of the job, a report proves nothing: workers of earlier rounds may
+        have made steps without a report.
         """
         status, reported = self.ctx.status, self._reported
         if reported is None or self._first_step_at is None or status.progress is not None or status.rounds > 1:
@@ -231,10 +234,11 @@ class Account:
         )
 
     def _percent(self, spent: Mapping[str, float]) -> float | None:
-        """Return the goodput in percent of the time for which it is known whether steps were made.
+        """Return the goodput: the time in which new steps were made, in percent of the job's time.
 
-        The result is None while a script's workers run or have run but no step is known. Waiting and recovery alone
-        would otherwise give a goodput of 0.
+        Suspended time is left out, and so is time in which it is unknown whether steps were made. The result is None
+        while a script's workers run or have run but no step is known. Waiting and recovery alone would otherwise give a
+        goodput of 0.
         """
         ran = spent["unknown_seconds"] > 0 or self.decision.phase is Phase.TRAINING
         if ran and self.progress is None and not self.ctx.spec.bundled:
@@ -266,8 +270,9 @@ class Account:
     def _move_waits(self, spent: dict[str, float], source: str, counted: float) -> None:
         """Move waiting time from the class `source`, in which it was counted, to classes of its own.
 
-        Only newly reported waiting time is moved, and at most the seconds of this calculation. Further waiting time
-        belongs to steps that were counted as productive before.
+        Only newly reported waiting time is moved, and at most the `counted` seconds from `source`. Waiting time beyond
+        these seconds belongs to steps that an earlier calculation counted as productive, so it is moved from the
+        productive class.
         """
         old, new = self.ctx.status.internal.round_waits, self.waits
         for name, (bucket, _) in WAITS.items():
@@ -280,7 +285,7 @@ class Account:
 
     @cached
     def replayed_seconds(self) -> float:
-        """Seconds that the lost steps, which are trained again, had taken."""
+        """Seconds that the lost steps had taken. These steps are trained again."""
         last_progress, reported = (
             self.ctx.status.progress,
             self.ctx.round.report.progress if self.ctx.round.report else None,
@@ -311,7 +316,7 @@ class Account:
 
     @cached
     def _with_this(self) -> Incident | None:
-        """Present incident (a time without training), with the seconds of this calculation; None if there is none."""
+        """Present incident (a time without training), including the time of this calculation; None if there is none."""
         incident = self._incident_before or self._begun()
         if incident is None:
             return None

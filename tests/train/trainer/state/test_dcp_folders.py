@@ -10,35 +10,27 @@ from importlib.machinery import PathFinder
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from typer.testing import CliRunner
 
 import trainingjob.dcp
 from builders.programs import PROGRAMS, SEARCH_PATH
 from builders.train import node, states
+from concertina.cli.checkpoint import app
 from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import Chunk
+from concertina_trainer.config.positions_config import RotaryPairs
 from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.export import torchtitan
 from concertina_trainer.format.dcp_metadata import Location, Piece
+from concertina_trainer.format.titan_names import theirs
 from concertina_trainer.model.decoder import Decoder
-from concertina_trainer.state.dcp_folder import TITAN, DcpFolder, _separated
+from concertina_trainer.state.dcp_folder import DcpFolder, _separated
+from trainingjob._dcp_entries import DerivedArray, StoredArray
 
 STEPS = 3
 TITAN_STEPS = 2
 ROOT = PROGRAMS.parents[1]
 LAW = "tests/train/trainer/state/test_dcp_folders.py::test_a_run_continues_from_a_folder_as_from_our_own_checkpoint"
-BACK = {
-    ours.replace("\\1", "{}"): theirs.replace("\\.", ".")
-    .replace(r"(\d+)", "{}")
-    .replace("(?:qkv_linear.)?", "qkv_linear.")
-    for theirs, ours in TITAN.items()
-}
-"""torchtitan's names by ours, with the number of the layer left out."""
-
-
-def titan_name(name):
-    layer = re.search(r"\d+", name)
-    number = layer[0] if layer else ""
-    bare = re.sub(r"\d+", "{}", name, count=1)
-    return BACK.get(bare, bare).replace("(?:lm_head|output)", "lm_head").format(number)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +57,7 @@ def whole(durable):
 
 def titan_state(whole, step):
     """Return the state as torchtitan 0.3 saves it: moments of queries, keys and values are in one tensor."""
-    weights = {titan_name(name[6:]): value for name, value in whole.items() if name.startswith("model.")}
+    weights = {theirs(name[6:]): value for name, value in whole.items() if name.startswith("model.")}
     weights["lm_head.weight"] = weights["tok_embeddings.weight"]
     moments = {}
     for moment in ("exp_avg", "exp_avg_sq"):
@@ -74,7 +66,7 @@ def titan_state(whole, step):
             parts = [own.pop(f"blocks.{layer}.attention.{kind}.weight") for kind in ("query", "key", "value")]
             groups = torch.cat([part.unflatten(0, (2, -1)) for part in parts], 1)
             moments[f"state.layers.{layer}.attention.qkv_linear.wqkv.weight.{moment}"] = groups.flatten(0, 1)
-        moments |= {f"state.{titan_name(name)}.{moment}": value for name, value in own.items()}
+        moments |= {f"state.{theirs(name)}.{moment}": value for name, value in own.items()}
     steps = {f"{name.removesuffix('exp_avg')}step": torch.tensor(float(step)) for name in moments if name[-1] == "g"}
     rates = {f"param_groups.{name}.lr": 0.1 for name in weights}
     return {
@@ -170,6 +162,73 @@ def test_torchtitans_order_of_pairs_is_required(whole, tmp_path, trainer):
         DcpFolder.open(f"file://{tmp_path}/titan").weights(whole.keys(), model)
 
 
+def test_an_export_for_torchtitan_has_its_names_and_its_order_of_rows(durable, whole, config, tmp_path):
+    said = CliRunner().invoke(app, ["export", durable.uri, f"{tmp_path}/out", "--to", "torchtitan"])
+    assert said.exit_code == 0, said.output
+    expected = titan_state(whole, durable.step)
+    group = {name.split(".", 1)[1].rpartition(".")[0] for name in expected["optimizer"] if name.endswith(".step")}
+    rates = {
+        "lr": config["optimizer"]["learningRate"],
+        "eps": 1e-8,
+        "betas": (0.9, 0.95),
+        "fused": True,
+        "weight_decay": 0.1,
+    }
+    optimizer = {key: value for key, value in expected["optimizer"].items() if key.startswith("state.")}
+    for name in group:
+        optimizer |= {f"param_groups.{name}.{option}": value for option, value in rates.items()}
+    for name in group:
+        if "norm" in name or "tok_embeddings" in name:
+            optimizer[f"param_groups.{name}.weight_decay"] = 0.0
+    model = TrainerConfig.model_validate(config).model
+    trained = durable.step * config["globalBatchSize"] * model.sequence_length
+    expected |= {"optimizer": optimizer, "train_state": {"step": durable.step, "ntokens_seen": trained}}
+    del expected["dataloader"]
+    loaded = {
+        name: torch.zeros_like(value) if isinstance(value, torch.Tensor) else dict.fromkeys(value)
+        for name, value in expected.items()
+    }
+    loaded["optimizer"] = {
+        key: torch.zeros_like(value) if isinstance(value, torch.Tensor) else None for key, value in optimizer.items()
+    }
+    dcp.load(loaded, checkpoint_id=tmp_path / "out", no_dist=True)
+    torch.testing.assert_close(loaded, expected, rtol=0, atol=0)
+
+
+def test_with_pairs_of_halves_the_rows_of_an_export_are_in_torchtitans_order(trainer):
+    """Compute the same logits with the rows in the other order and the other pairs."""
+    halves = TrainerConfig.model_validate(trainer).model
+    adjacent = halves.model_copy(update={"rotary_pairs": RotaryPairs.adjacent})
+    assert halves.rotary_pairs is RotaryPairs.halves
+    torch.manual_seed(0)
+    before, after = Decoder(halves), Decoder(adjacent)
+    state = {name: torch.randn_like(value) * 0.2 for name, value in before.state_dict().items()}
+    before.load_state_dict(state)
+    arrays = {f"model.{name}": StoredArray((), f"model.{name}", "F32", value.shape) for name, value in state.items()}
+    for name, array in arrays.items():
+        entry = torchtitan._entry((name,), [array], halves)
+        if isinstance(entry, DerivedArray):
+            state[name[6:]] = entry.compute([state[name[6:]]])
+    after.load_state_dict(state)
+    tokens = torch.arange(24).view(2, 12) % halves.vocab_size
+    with torch.no_grad():
+        assert not torch.allclose(before(tokens), Decoder(halves)(tokens), atol=0.1)
+        torch.testing.assert_close(after(tokens), before(tokens), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"model": {"window": {"size": 4}}}, "has another model than torchtitan's Llama"),
+        ({"optimizer": {"name": "SGD"}}, "has moments of SGD, and torchtitan's optimizer is AdamW"),
+    ],
+)
+def test_what_torchtitan_computes_otherwise_is_not_exported(config, change, sentence):
+    changed = {key: {**config.get(key, {}), **change.get(key, {})} for key in ("model", "optimizer")}
+    with pytest.raises(InvalidInput, match=sentence):
+        torchtitan._check("file:///x", TrainerConfig.model_validate({**config, **changed}))
+
+
 @pytest.mark.parametrize("cut", [1, 7, 8, 15, 16, 25, 31, 40, 63])
 def test_rows_of_fused_tensors_come_into_their_places_however_they_are_cut(config, tmp_path, cut):
     """Two groups of two queries' heads, a key and a value, of 8 rows each."""
@@ -191,11 +250,13 @@ def test_rows_of_fused_tensors_come_into_their_places_however_they_are_cut(confi
 
 @pytest.mark.long(law=LAW)
 @pytest.mark.timeout(600)
-def test_torchtitans_own_checkpoint_has_the_same_logits_here_and_is_continued(
-    run_titan, folder, parent, data, tmp_path
-):
-    """torchtitan trains its debug model on two ranks; its own code computes the logits and takes moments apart."""
-    tokens, expected, separated = run_titan
+def test_torchtitans_own_checkpoint_has_the_same_logits_here_and_is_continued(titan, folder, parent, data, tmp_path):
+    """torchtitan trains its debug model on two ranks; its own code computes the logits and takes moments apart.
+
+    Then it continues from our checkpoint of that model.
+    """
+    titan.train(tmp_path / "titan", TITAN_STEPS)
+    tokens, expected, separated = titan.logits(tmp_path / f"titan/checkpoint/step-{TITAN_STEPS}")
     rope = {"type": "Llama3", "factor": 8.0, "lowFrequencyFactor": 1.0, "highFrequencyFactor": 4.0}
     fields = {
         "layers": 6, "dim": 256, "heads": 16, "hiddenDim": 768, "vocabSize": 2048, "sequenceLength": 64,
@@ -215,23 +276,46 @@ def test_torchtitans_own_checkpoint_has_the_same_logits_here_and_is_continued(
     decoder.load_state_dict({name[6:]: value for name, value in state.items() if name.startswith("model.")})
     with torch.no_grad():
         torch.testing.assert_close(decoder(tokens), expected, rtol=1e-4, atol=1e-4)
-    for kind, theirs in (("query", "wq"), ("key", "wk"), ("value", "wv")):
-        assert torch.equal(state[f"optimizer.exp_avg.blocks.3.attention.{kind}.weight"], separated[theirs]), kind
+    for kind, part in (("query", "wq"), ("key", "wk"), ("value", "wv")):
+        assert torch.equal(state[f"optimizer.exp_avg.blocks.3.attention.{kind}.weight"], separated[part]), kind
+    torchtitan.convert(outcome.durable[-1].uri, tmp_path / f"ours/checkpoint/step-{TITAN_STEPS}")
+    again, logits, moments = titan.logits(tmp_path / f"ours/checkpoint/step-{TITAN_STEPS}")
+    torch.testing.assert_close((again, logits, moments), (tokens, expected, separated), rtol=0, atol=0)
+    (tmp_path / "ours/world").write_text("0")  # torchtitan_debug.py then leaves the data loader out
+    text = titan.train(tmp_path / "ours", TITAN_STEPS + 1)
+    assert f"starts at step {TITAN_STEPS}" in text, text
+    assert f"through at step {TITAN_STEPS + 1}" in text, text
+
+
+class Titan:
+    """Runs torchtitan's own code, with this environment."""
+
+    def __init__(self, environment):
+        self._environment = environment
+
+    def train(self, folder, steps):
+        """Train on two ranks, from the newest checkpoint in the folder if it has one, and return the output."""
+        script = str(ROOT / "examples" / "scripts" / "torchtitan_debug.py")
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
+        options = ["--steps", str(steps), "--save-every", str(steps), "--checkpoints", str(folder)]
+        run = subprocess.run([*torchrun, *options], env=self._environment, stdout=subprocess.PIPE, text=True)
+        assert run.returncode == 0, run.stdout
+        return run.stdout
+
+    def logits(self, saved):
+        """Return tokens, logits and the moments of a layer's attention, as torchtitan's own code computes them."""
+        out = saved.with_name("logits")
+        command = [sys.executable, str(PROGRAMS / "titan_logits.py"), str(saved), str(out)]
+        subprocess.run(command, env=self._environment, check=True)
+        return torch.load(out)
 
 
 @pytest.fixture
-def run_titan(tmp_path):
+def titan():
     """Train by torchtitan; return tokens, logits and the moments of a layer's attention as its own code gives them."""
     places = [*os.environ.get("CONCERTINA_FRAMEWORKS", "").split(os.pathsep), *sys.path]
     place = next((each for each in places if PathFinder.find_spec("torchtitan", [each])), None)
     if place is None:
         pytest.skip("torchtitan is not installed, nor in a folder of CONCERTINA_FRAMEWORKS")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([SEARCH_PATH, place]), "OMP_NUM_THREADS": "1"}
-    script = ROOT / "examples" / "scripts" / "torchtitan_debug.py"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    steps = ["--steps", str(TITAN_STEPS), "--save-every", str(TITAN_STEPS), "--checkpoints", f"{tmp_path}/titan"]
-    subprocess.run([*torchrun, *steps], env=environment, check=True)
-    saved = f"{tmp_path}/titan/checkpoint/step-{TITAN_STEPS}"
-    command = [sys.executable, str(PROGRAMS / "titan_logits.py"), saved, f"{tmp_path}/logits"]
-    subprocess.run(command, env=environment, check=True)
-    return torch.load(tmp_path / "logits")
+    return Titan(environment)

@@ -51,7 +51,7 @@ def test_a_job_needs_the_folder_once(folder, parent, described, tmp_path):
     assert set(third.codes.values()) == {0}, third.output
     checkpoint = StoredCheckpoint(durable.uri)
     assert checkpoint.manifest.trainer["model"]["headDim"] == 16
-    export(checkpoint, ObjectPrefix(str(tmp_path / "hf"), create=True), lambda size: None)
+    export(checkpoint).write(ObjectPrefix(str(tmp_path / "hf"), create=True))
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "hf").config.model_type == "qwen3"
 
 

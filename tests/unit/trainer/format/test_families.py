@@ -149,7 +149,7 @@ def exported(decoder, config, folder, monkeypatch):
     monkeypatch.setenv("CONCERTINA_TRAINER", config.model_dump_json(by_alias=True))
     weights = {name: value.detach().numpy() for name, value in (*decoder.named_parameters(), *decoder.named_buffers())}
     durable = small.publish(f"file://{folder}/run", folder, weights=weights)
-    export(StoredCheckpoint(durable.uri), ObjectPrefix(str(folder / "hf"), create=True), lambda size: None)
+    export(StoredCheckpoint(durable.uri)).write(ObjectPrefix(str(folder / "hf"), create=True))
     return AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=torch.float32)
 
 

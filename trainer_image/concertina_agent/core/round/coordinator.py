@@ -1,4 +1,7 @@
-"""What the coordinator knows about the members of its round. The module has no side effects."""
+"""What the coordinator (the agent of the replica with rank 0) knows about the members of its round.
+
+The module has no side effects.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +113,7 @@ class Coordinator:
         return self.settle(now) or state != previous
 
     def settle(self, now: float) -> bool:
-        """Determine the cause of the round's failures. Return True at the one call at which the cause becomes known."""
+        """Determine the cause of the round's failures. Return True only at the call that first knows the cause."""
         if self.settled or not self._failures:
             return False
         if self._settled_at is None:
@@ -133,7 +136,7 @@ class Coordinator:
         return True
 
     def lost_part(self, replica: str, at: float) -> None:
-        """Record that a member is gone that had not uploaded its shard of the run's last checkpoint.
+        """Record that a member was lost before its shard of the run's last checkpoint was in storage.
 
         The round does not wait for such a shard (decision "No wait for checkpoint parts of lost members").
         """
@@ -141,10 +144,10 @@ class Coordinator:
             self._fail(self.members[replica], "ended before its part of the last checkpoint was in storage", at)
 
     def agree_on_the_end(self, now: float, at: float) -> None:
-        """Determine the last step of a script that has finished on all members, and store it in `ends_at`.
+        """Determine the last step of a script that has finished on all members, and store the step in `ends_at`.
 
-        It is the newest step of which all members have a snapshot (decision "A script ends with a snapshot that all
-        ranks have"). If there is no such step, the members that lack the newest snapshot have failed.
+        The last step is the newest step of which all members have a snapshot (decision "A script ends with a snapshot
+        that all ranks have"). If there is no such step, the members that lack the newest snapshot have failed.
         """
         saved_steps = [member.saved for member in self.members.values() if member.saved is not None]
         if self.ends_at is not None or len(saved_steps) < len(self.members):
@@ -163,9 +166,9 @@ class Coordinator:
                 self._fail(self.members[replica], detail, at, FailureReason.WORKER_EXITED_EARLY)
 
     def lacking_the_end(self) -> dict[str, int]:
-        """Return the finished members that lack the newest snapshot, each mapped to the step of that snapshot.
+        """Return the finished members that lack the newest snapshot of the round, each mapped to that snapshot's step.
 
-        The newest snapshot is the newest one that any member has.
+        The newest snapshot is the one with the highest step among the snapshots of all members.
         """
         steps_by_replica = {
             replica: member.saved for replica, member in self.members.items() if member.saved is not None
@@ -230,9 +233,9 @@ class Coordinator:
         return all(member.state == state for member in self.members.values())
 
     def gone_unshipped(self, step: Optional[int]) -> list[str]:
-        """Return the members that are gone and may not have uploaded all their shards of the snapshot at `step`.
+        """Return the lost members that may not have uploaded all their shards of the snapshot at `step`.
 
-        If a member has as many shards in storage as it has workers, it has uploaded all of them.
+        A member has uploaded all its shards if storage has as many shards of this member as the member has workers.
         """
         other_members = list(self.members.values())[1:]
         return [
@@ -276,6 +279,9 @@ class Coordinator:
 
 
 def _are_all(parts: set[Part], shards: int) -> bool:
-    """Return whether `parts` has each shard from 0 to `shards` - 1. A member could report any number as a shard."""
+    """Return whether `parts` contains each shard from 0 to `shards` - 1, and no other shard.
+
+    The numbers come from the members, so a faulty member could have reported any number.
+    """
     numbers = {part.shard for part in parts}
     return len(numbers) == shards and numbers == set(range(len(numbers)))

@@ -89,16 +89,18 @@ def worker_failure(
 
 
 def worker_stopped(replica: str, rank: int, step: Optional[int], at: float) -> Failure:
-    """Return the failure for a worker that a signal has stopped. Only the worker's own agent notices this."""
+    """Return the failure for a worker that a signal such as SIGSTOP has suspended.
+
+    Only the agent of the same pod can notice this.
+    """
     message = f"Rank {rank} is stopped (by SIGSTOP or a similar signal), so the other ranks can't continue."
     return Failure(replica, FailureReason.WORKER_STOPPED, message, rank=rank, step=step, at=at)
 
 
 def looks_provoked(failure: Failure) -> bool:
-    """Return whether a failure looks like the consequence of a lost peer.
+    """Return whether a failure looks like a consequence of a lost connection to another rank.
 
-    That is the case if the worker's output names a lost connection, or if a watchdog inside the worker has aborted the
-    worker.
+    It does if the worker's output names a lost connection, or if a watchdog inside the worker has aborted the worker.
     """
     if failure.reason == FailureReason.WORKER_SIGNALED:
         return -failure.exit_code == signal.SIGABRT
@@ -108,11 +110,12 @@ def looks_provoked(failure: Failure) -> bool:
 
 
 def mark(failures: Iterable[Failure]) -> tuple[Failure, ...]:
-    """Return the failures of a round with `secondary` set for those that are consequences of the cause.
+    """Return the failures of a round, and set `secondary` in each failure that is a consequence of the cause.
 
-    The failures are given in order of arrival. When one rank dies, the others fail too, and often report their failures
-    first (decision "The cause of a failed round"). The cause is the first failure that can't be a consequence of a lost
-    peer. Without such a failure, it is the first one that does not look like a consequence, or else the first of all.
+    The failures are given in order of arrival. When one rank dies, the other ranks fail too, and often report their
+    failures first (decision "The cause of a failed round"). So the cause is the first failure that can't be a
+    consequence of a lost connection to another rank. Without such a failure, the cause is the first failure that does
+    not look like a consequence, or else the first failure.
     """
     ordered = tuple(failures)
     cause = min(range(len(ordered)), key=lambda i: (looks_provoked(ordered[i]), ordered[i].reason not in UNPROVOKED))
@@ -135,7 +138,8 @@ def told(failures: Iterable[Failure], members: int) -> tuple[Failure, ...]:
     """Return the failures of a round as the coordinator reports them to the operator.
 
     Only two kinds of failures include the workers' output: the cause, and failures that no new round can repair. The
-    output of all failures would not fit into a Report (decision "Reports contain all fields"). It is in the pods' logs.
+    output of all failures would not fit into a Report (decision "Reports contain all fields"). The pods' logs have the
+    output of all workers.
     """
     marked = mark(failures)
     cause = next(failure for failure in marked if not failure.secondary)

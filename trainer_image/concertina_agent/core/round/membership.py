@@ -1,4 +1,8 @@
-"""An agent's part in a round: its preparation, and its membership. The module has no side effects."""
+"""An agent's part in a round, which is a period in which a fixed set of replicas trains together.
+
+Preparation records what happens before the round begins, and Membership what happens in the round. The module has no
+side effects.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from concertina_protocol.worker_channel import Committed
 class Preparation:
     """Preparation of this agent for a round.
 
-    It records what must happen before the agent answers Prepared, and which requests wait for that answer.
+    This class records what must happen before the agent answers Prepared, and which requests wait for that answer.
     """
 
     prepare: p.Prepare
@@ -57,9 +61,10 @@ class Notice:
 
     @property
     def patient_until(self) -> float:
-        """Time until which this agent waits for the coordinator to begin a drain.
+        """Time until which this agent, after a termination notice, waits for the coordinator to begin a drain.
 
-        After that time, the agent stops its workers without the coordinator.
+        In a drain, all ranks save and stop after the same step. If none has begun by that time, this agent stops its
+        own workers.
         """
         return self.at + min(1.0, self.grace / 4)
 
@@ -76,7 +81,10 @@ class ActiveDrain:
 
 @dataclasses.dataclass
 class Membership:
-    """Membership of this agent in a round that it was assigned to."""
+    """Facts about a round (training by a fixed set of replicas) of which this agent is a member.
+
+    The object is created at the operator's Assign of the round, and is discarded at the Prepare of the next round.
+    """
 
     assign: p.Assign
     me: int
@@ -119,16 +127,16 @@ class Membership:
 
     @property
     def last(self) -> dict[int, Committed]:
-        """Newest commit in this round of each shard that this agent's workers save, keyed by the shard's number."""
+        """Newest snapshot in this round of each shard that this agent's workers save, keyed by the shard's number."""
         return {shard: newest for shard, (newest, *_) in self.saved.items()}
 
     def committed(self, message: Committed) -> None:
         self.saved[message.shard] = (message, *self.saved.get(message.shard, ()))[:2]
 
     def saved_by_all(self) -> tuple[int, ...]:
-        """Return the steps of snapshots that every worker of this agent has saved.
+        """Return the steps whose snapshots every worker of this agent has saved.
 
-        Only the newest snapshots of each worker count.
+        Only the last few snapshots of each worker are known.
         """
         saved = [{committed.id.step for committed in self.saved.get(rank, ())} for rank in self.workers.ranks]
         return tuple(sorted(set.intersection(*saved)))

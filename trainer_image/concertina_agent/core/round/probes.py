@@ -1,4 +1,4 @@
-"""Selection of the candidates to which an agent sends a Ping before a round.
+"""Selection of the replicas to which an agent sends a Ping before a round, among all candidates for that round.
 
 If each of a thousand agents sent a Ping to all others, there would be a million TLS handshakes (decision "Large jobs
 test only some connections").
@@ -23,7 +23,7 @@ An agent chooses the same candidates each time if they exist, so that it can reu
 
 
 def chosen(candidates: Sequence[Candidate], replica: str) -> tuple[Candidate, ...]:
-    """Return the candidates to which this agent sends a Ping, in the order of `candidates`.
+    """Return the candidates for a round to which this agent sends a Ping, in the order of `candidates`.
 
     The result includes the agent's own replica.
     """

@@ -54,9 +54,10 @@ class Stopping:
         return bool(self.call)
 
     def ask(self, now: float, will_attend: bool = False) -> list[e.Effect]:
-        """Ask the workers how many calls of should_checkpoint() they have finished, because a drain has begun.
+        """Ask the workers how many calls of should_checkpoint() they have finished, to stop all at the same call.
 
-        Set `will_attend` if workers that have not called the function yet are going to call it.
+        This happens in a drain. Only workers that have called the function are asked. Set `will_attend` to wait for a
+        first call if there are no such workers yet.
         """
         if self._asked_at is None:
             self._asked_at, self._waiting = now, set(self.attending)

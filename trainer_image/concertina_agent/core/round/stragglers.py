@@ -78,9 +78,14 @@ class Stragglers:
 
 
 def late(work: Mapping[int, Work], seconds: float, factor: float) -> list[int]:
-    """Return the ranks whose work takes at least `factor` times as long as that of others.
+    """Return the ranks whose work per step takes at least `factor` times as long as the median of the other ranks.
 
-    A rank is left out if its work exceeds that of the others by less than LEAST_SHARE of a step's time.
+    A rank is left out if the difference is less than LEAST_SHARE of a step's time.
+
+    Args:
+        work: Work of each rank in a window of several steps, keyed by rank.
+        seconds: Duration of the window.
+        factor: Least factor by which a straggler's work takes longer.
     """
     ordered = sorted(rank_work.per_step for rank_work in work.values())
     return [

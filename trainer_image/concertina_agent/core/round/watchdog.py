@@ -1,8 +1,7 @@
 """Watchdog of the coordinator: it detects that the round hangs, and finds the ranks that are behind.
 
-Clocks of different machines are never compared. Agents send the time since the last progress, and the coordinator
-subtracts it from its own clock (decision "The coordinator finds a hang, the operator acts on it"). The module has no
-side effects.
+An agent sends the seconds since a worker's last progress, not a time of day, so clocks of different machines are never
+compared (decision "The coordinator finds a hang, the operator acts on it"). The module has no side effects.
 """
 
 from __future__ import annotations
@@ -79,9 +78,16 @@ class Heartbeats:
     def update(
         self, read: Iterable[Heartbeat], running: Iterable[int], now: float, counts: Iterable[StepCount] = ()
     ) -> None:
-        """Record the phases of the running workers, as read from their heartbeat files.
+        """Record the phases of the running workers.
 
-        If a worker reports its phase itself, its counted optimizer steps are ignored.
+        A heartbeat in `read` (from a worker's heartbeat file) has precedence over a phase in the worker's messages.
+        Counted optimizer steps have the lowest precedence.
+
+        Args:
+            read: Heartbeats that were read from the heartbeat files.
+            running: Ranks of the running workers.
+            now: Present monotonic time in seconds.
+            counts: Counted optimizer steps of workers that run a script.
         """
         by_rank = {heartbeat.rank: heartbeat for heartbeat in read}
         for rank, (step, phase, since) in self._beats.items():
@@ -96,9 +102,9 @@ class Heartbeats:
     def stopped(self, ranks: Iterable[tuple[int, int]]) -> frozenset[int]:
         """Return the ranks that are stopped (SIGSTOP), were stopped at the last call, and have not run in between.
 
-        `ranks` has each rank that is stopped now, with the CPU seconds that it has used. If these have not changed, the
-        rank has not run. A worker that is stopped for short moments again and again is only slow (decision "A briefly
-        stopped worker counts as slow").
+        `ranks` has each rank that is stopped now, with the CPU time that it has used. If the CPU time has not changed,
+        the rank has not run. A worker that is stopped for short moments again and again is only slow (decision "A
+        briefly stopped worker counts as slow").
         """
         moved = {
             heartbeat.rank for heartbeat in self.heartbeats if heartbeat.phase and heartbeat.still < STOPPED_SECONDS
@@ -150,7 +156,10 @@ class Watchdog:
 
     @property
     def hung(self) -> bool:
-        """True if no rank has made progress for too long. `hang` is set later, when the stacks are collected."""
+        """True if no rank has made progress for too long.
+
+        The field `hang`, which has the details, is set later, when the workers' stacks have been collected.
+        """
         return self._hung_at is not None
 
     def on_heartbeats(self, replica: str, heartbeats: tuple[Heartbeat, ...], now: float) -> None:
@@ -231,7 +240,10 @@ class Watchdog:
 def limit(limits: Limits, steps: Iterable[float], phase: str) -> float:
     """Return the seconds without progress after which the round counts as hanging.
 
-    `phase` and `steps` are those of the rank that is behind.
+    Args:
+        limits: Limits from the job's spec.
+        steps: Durations of steps of the rank that is behind.
+        phase: Phase of the rank that is behind, such as a step or a save.
     """
     durations = list(steps)
     if phase == WorkerPhase.BETWEEN_STEPS:
@@ -250,8 +262,8 @@ def position(heartbeat: Heartbeat) -> tuple[int, int]:
 def suspects(heartbeats: Iterable[Heartbeat]) -> list[Heartbeat]:
     """Return the heartbeats of the ranks that are behind, so that the other ranks wait for them.
 
-    These are the ranks with the least progress. Of these, only the ranks that do not wait in a collective are returned.
-    If the stacks show no such rank, all of them are returned (decision "A heartbeat file instead of messages").
+    These are the ranks with the least progress, without those that wait in a collective operation themselves. If all of
+    these ranks seem to wait, all are returned (decision "A heartbeat file instead of messages").
     """
     everyone = sorted(heartbeats, key=lambda heartbeat: heartbeat.rank)
     reporting = [heartbeat for heartbeat in everyone if heartbeat.phase]
@@ -264,7 +276,10 @@ def suspects(heartbeats: Iterable[Heartbeat]) -> list[Heartbeat]:
 
 
 def waits(stack: Iterable[str]) -> bool:
-    """Return whether the innermost frames of the main thread are in a collective."""
+    """Return whether a worker's stack shows that its main thread waits in a collective operation.
+
+    Only the innermost frames count.
+    """
     lines = list(stack)
     begin = next((i for i, line in enumerate(lines) if line.startswith(("Current thread", "Thread"))), -1)
     current = next((i for i, line in enumerate(lines) if "Current thread" in line or "MainThread" in line), begin)

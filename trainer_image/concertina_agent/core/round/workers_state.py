@@ -73,7 +73,7 @@ class Workers:
         """Record the counted optimizer steps of a worker that does not report its steps itself.
 
         Args:
-            count: Counted steps of a worker. Those of rank 0 are the progress of the round.
+            count: Counted steps of a worker. The steps of rank 0 are the progress of the round.
             at: Present time in Unix seconds.
 
         Returns:

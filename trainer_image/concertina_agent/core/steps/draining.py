@@ -59,7 +59,7 @@ def begin(agent: AgentState, r: Membership, order: p.Drain, t: e.Moment) -> list
 
 
 def drain_for_notices(agent: AgentState, t: e.Moment) -> list[e.Effect]:
-    """Begin a drain because members have termination notices.
+    """Begin a drain (stop all ranks after the same step), because members have termination notices.
 
     The coordinator does not wait for the operator, which may be unavailable (decision "The coordinator drains by
     itself"). If all members must depart, the drain saves a checkpoint.
@@ -103,7 +103,7 @@ def ship_last(agent: AgentState, r: Membership) -> list[e.Effect]:
 
     There are two such cases:
     - A worker had already stopped when a drain requested a checkpoint.
-    - A script has finished. Only its end shows that this step was its last one.
+    - A script has finished. Only when a script ends does the agent know which step was the last one.
     """
     effects: list[e.Effect] = []
     durable = r.drain is not None and r.drain.order.durable
@@ -146,10 +146,11 @@ def end_at(agent: AgentState, r: Membership, step: Optional[int]) -> list[e.Effe
 
 
 def forgiven(agent: AgentState, state: p.MemberState) -> p.MemberState:
-    """Return a member's state, without the failure if the failure is only a consequence of the drain.
+    """Return a member's state, and omit the member's failure if the failure is only a consequence of the drain.
 
-    This concerns a user's own command. If one of its workers has already stopped for the drain, another one can lose
-    the connection to that worker before it is asked to stop itself.
+    A drain stops all ranks of a round. Failures then occur with a user's own command: one worker may stop before
+    another one. The second worker then loses the connection to the first, and may fail before it receives its own
+    request to stop.
     """
     r, failure = agent.round, state.failure
     if agent.bundled or r is None or r.drain is None or failure is None or failure.reason not in OF_COMMANDS:

@@ -1,6 +1,6 @@
 """Effects of a change of this agent's own state.
 
-A coordinator is a member of its round too, so it also handles the change as the change of a member.
+A coordinator is also a member of its round. Its own state is therefore handled like the state of any other member, too.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from concertina_protocol import worker_channel as w
 
 
 def keep_state(agent: AgentState, r: Membership) -> list[e.Effect]:
-    """Begin to copy a script's snapshots to a peer and to upload its checkpoints.
+    """Begin to copy a script's snapshots to another replica and to upload its checkpoints.
 
     The bundled trainer always saves snapshots. For a user's script, copies and uploads begin only when the script sends
     the message that it saves snapshots.
@@ -25,7 +25,10 @@ def keep_state(agent: AgentState, r: Membership) -> list[e.Effect]:
 
 
 def copy_neighbour(r: Membership) -> list[e.Effect]:
-    """Begin to copy the snapshots of the previous member in the ring of copies to this replica."""
+    """Begin to copy the snapshots of the previous member to this replica.
+
+    The members form a ring, in which each member copies the previous member's shards.
+    """
     r.copying = True
     if r.lonely:
         return []
@@ -50,7 +53,7 @@ def on_copy_held(agent: AgentState, event: e.CopyHeld, t: e.Moment) -> list[e.Ef
 
 
 def restored(agent: AgentState, r: Membership, step: int) -> list[e.Effect]:
-    """Delete the snapshots that were kept in case a rank could not restore the state of this round.
+    """Delete the snapshots that the agent has kept in case a rank could not restore the state of this round.
 
     After any finished step, all ranks have restored their state, because all of them take part in each step.
     """
@@ -73,7 +76,10 @@ def complete_on_peers(agent: AgentState, r: Membership, step: Optional[int]) -> 
 
 
 def undo(agent: AgentState, undone: tuple[p.Undone, ...]) -> list[e.Effect]:
-    """Record the states that rollbacks have undone, and make LATEST name none of these states."""
+    """Record the states that rollbacks have undone, and ensure that LATEST names none of these states.
+
+    LATEST is the file in storage that names the checkpoint from which a job continues.
+    """
     if agent.uploads.storage is None:
         return []
     agent.uploads.undone += tuple(rollback for rollback in undone if rollback not in agent.uploads.undone)

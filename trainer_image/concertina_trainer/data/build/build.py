@@ -1,9 +1,9 @@
 """Building of a data set by one or several processes or machines. An interrupted build can be continued.
 
-The result has the same bytes for any number of processes and machines. The sizes of the source files alone determine
-which pieces of them form an input, and any process turns an input into the same shards (decision "Each part of the
-sources becomes one shard"). For each finished input, the build writes a record beside the shards. The process that
-finds the records of all inputs writes the manifest.
+The result has the same bytes for any number of processes and machines. An input of the build is a group of pieces of
+source files. The sizes of the source files determine the inputs, and any process turns an input into the same shards
+(decision "Each part of the sources becomes one shard"). For each finished input, the build writes a record beside the
+shards. The process that finds the records of all inputs writes the manifest.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ def build(
 
 
 def plan(sources: Sequence[DataSource], shard_bytes: int, recipe: Recipe) -> list[ShardInput]:
-    """Return the inputs of a build.
+    """Return the inputs of a build, each of which becomes about one shard.
 
-    Each consists of consecutive pieces of the sources, with about `shard_bytes` of text.
+    An input consists of consecutive pieces of the sources, with about `shard_bytes` of text.
     """
     inputs: list[ShardInput] = []
     group: list[Piece] = []
@@ -130,7 +130,7 @@ def _source(path: Path) -> DataSource:
 def _check_heads(inputs: Sequence[ShardInput]) -> None:
     """Check the first bytes of source files before any work is done.
 
-    If several machines share a build, each checks only the sources that begin in its own inputs.
+    If several machines share a build, each machine checks only the sources that begin in its own inputs.
     """
     sources = [piece.source for shard in inputs for piece in shard.pieces if not piece.begin]
     with concurrent.futures.ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
@@ -156,9 +156,9 @@ def _key(inputs: Sequence[ShardInput], shard_bytes: int, recipe: Recipe) -> str:
 def _claim(folder: ObjectPrefix, key: str) -> None:
     """Record in the folder which build is writing to it.
 
-    If another unfinished build was writing there, that build fails at its next shard, and its records are deleted. If
-    the folder contains a finished data set of another build, it stays as it is, because jobs may be reading it
-    (decision "No other build overwrites finished data").
+    If another unfinished build was writing to the folder, that build fails at its next shard, and its records are
+    deleted. A finished data set of another build is not changed, because jobs may be reading it (decision "No other
+    build overwrites finished data").
 
     Raises:
         InvalidInput: When the folder has a data set from other sources or options.

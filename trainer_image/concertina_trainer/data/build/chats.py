@@ -93,7 +93,7 @@ class Encoder:
             yield self._sample(line.content, text, encoding, ends)
 
     def _rendered(self, line: Line) -> list[tuple[Rendered, bool]]:
-        """Return the texts of a line. With each text, return True if the separator token follows it.
+        """Return the texts of a line, each with a bool: whether the separator token has to be added after the text.
 
         Raises:
             InvalidInput: When the line can't be used.

@@ -1,4 +1,4 @@
-"""Format of a file, derived from its name alone, ignoring case."""
+"""Format of a file, derived only from the file's name, ignoring case."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Recipe:
         """Return the chat template beside the tokenizer, or None if there is none or documents are not chats.
 
         Raises:
-            InvalidInput: When the template can't be read, or the tokenizer has no place for one.
+            InvalidInput: When the template can't be read, or the tokenizer is not a tokenizer.json.
         """
         if self.chats is None:
             return None

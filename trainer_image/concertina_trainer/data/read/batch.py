@@ -1,6 +1,6 @@
 """Division of a global batch among ranks and into microbatches.
 
-The division depends only on the batch size and the world size, or on the shares of the ranks.
+The division depends only on the batch size and the number of ranks, or on the shares of the ranks.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class BatchPlan:
     def rows_for(self, count: int) -> int:
         """Return the number of rows of a microbatch with `count` sequences.
 
-        It is at least one, because all ranks take part in the collectives of a microbatch.
+        A microbatch has at least one row, even without sequences, because all ranks take part in its collectives.
         """
         return max(1, count) if self.shares else self.rows
 
@@ -68,7 +68,10 @@ class BatchPlan:
 
     @property
     def cuts(self) -> int:
-        """Number of microbatches, over all ranks, that contain at least one sequence. Only for plans with `fixed`."""
+        """Number of microbatches, over all ranks, that contain at least one sequence.
+
+        Use this only with `fixed`, which cuts the batch into the same microbatches for any number of ranks.
+        """
         return math.ceil(self.global_size / self.rows)
 
     def _slice(self, index: int) -> range:
@@ -94,7 +97,7 @@ def plan_batch(global_size: int, micro_size: int, world: int, fixed: bool = Fals
 
 
 def batch_plan(config: TrainerConfig, degrees: Degrees) -> BatchPlan:
-    """Return the plan of a run in a world with these degrees of parallelism."""
+    """Return the plan for the batches of a run with these degrees of parallelism."""
     return plan_batch(
         config.global_batch_size,
         config.resolved_micro_batch_size,

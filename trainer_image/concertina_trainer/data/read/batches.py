@@ -83,10 +83,10 @@ class Batches:
         self._thread.start()
 
     def next(self, stalled: Callable[[str, float], None]) -> list[Microbatch]:
-        """Return the next batch. If reading is slower than training, wait for it.
+        """Return the next batch. If reading is slower than training, wait for the batch.
 
-        While a store causes the wait, `stalled` is called repeatedly, with the reason and the total seconds that this
-        round has waited for data. If the reader fails, this method raises its error.
+        While a store causes the wait, this method calls `stalled` repeatedly, with the reason and the total seconds
+        that this round has waited for data. If the reader fails, this method raises the reader's error.
         """
         started, before = time.perf_counter(), self.stalled_seconds
         prepared = None

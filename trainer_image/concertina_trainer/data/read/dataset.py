@@ -113,7 +113,7 @@ def _open(
 
 
 def _check_chats(uri: str, chats: ChatFacts, mode: DocumentMode, length: int) -> None:
-    """¶ Check that each chat is in one sequence.
+    """Check that no sequence boundary cuts a chat.
 
     If a chat were cut, its second part would be trained without the messages before it.
 

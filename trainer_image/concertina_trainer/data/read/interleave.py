@@ -15,7 +15,10 @@ from collections.abc import Sequence
 
 
 def reduced(weights: Sequence[int]) -> list[int]:
-    """Return the weights divided by their greatest common divisor. Their sum is then the length of the period."""
+    """Return the weights divided by their greatest common divisor.
+
+    The sum of the result is the length of the period, after which the choice of sources repeats.
+    """
     divisor = math.gcd(*weights)
     return [weight // divisor for weight in weights]
 
@@ -32,9 +35,9 @@ def before(weights: Sequence[int], position: int) -> list[int]:
 def period(weights: Sequence[int]) -> list[int]:
     """Return the source of each position of one period.
 
-    Positions n are counted from 1, and all computations use integers. The j-th position of source i may be chosen from
-    the first n on for which w_i * n - (j - 1) >= 1 / (2k - 2). Among the sources that may be chosen, the one with the
-    earliest deadline is chosen.
+    Positions n are counted from 1, and all computations use integers. Source i may be chosen for the j-th time as soon
+    as w_i * n - (j - 1) >= 1 / (2k - 2). Among the sources that may be chosen for a position, the one with the earliest
+    deadline is chosen.
     """
     total, slack = sum(weights), 2 * max(2, len(weights)) - 2
     waiting = [(_release(weight, 1, total, slack), source) for source, weight in enumerate(weights)]
@@ -58,6 +61,6 @@ def period(weights: Sequence[int]) -> list[int]:
 def _release(weight: int, nth: int, total: int, slack: int) -> int:
     """Return the first position n at which a source may be chosen for the `nth` time (see `period`).
 
-    It is the first n with weight * n / total - (nth - 1) >= 1 / slack.
+    This is the smallest n with weight * n / total - (nth - 1) >= 1 / slack.
     """
     return -(-((nth - 1) * slack + 1) * total // (slack * weight))

@@ -73,7 +73,7 @@ class Reader:
             sequence_length: Number of tokens of a sequence to predict.
             seed: Seed of the order.
             skipped: Positions to skip (see batch_order.Skipped).
-            on_wait: Function that is called while a store is waited for.
+            on_wait: Function that is called repeatedly while the reader waits for a store.
             begun: Whether an earlier round of this run has read these data from the store. If so, refused requests are
                 repeated.
             threads: Number of threads that fetch shards.
@@ -237,8 +237,8 @@ class Reader:
     def weight_sums(self, start: int, stop: int) -> _Numbers:
         """Return the sum of the weights of the predicted tokens, for each of the sequences from `start` to `stop` - 1.
 
-        Weights are 1, or those of the data. Every rank computes the sums of the whole global batch, so it knows by what
-        the loss is divided.
+        Weights are 1, or those of the data. Every rank computes the sums of the whole global batch, because the loss of
+        the batch is divided by their total.
         """
         if not self._weighted:
             return self.predicted(start, stop)
@@ -253,9 +253,10 @@ class Reader:
         return any(data_set.manifest.weighted for data_set in self._sets)
 
     def _opened(self, consumed: _Numbers) -> Iterator[tuple[Opened, _Numbers, _Numbers]]:
-        """Yield each shard that contains some of the sequences.
+        """Yield each shard that contains some of the sequences whose numbers are in `consumed`.
 
-        With each shard, also yield the indices of its sequences in `consumed`, and their indices in the shard.
+        With each shard, also yield two arrays about these sequences: their indices in `consumed`, and their indices in
+        the shard.
         """
         sets, shards, indexes = self.places(consumed)
         for index, data in enumerate(self._sets):
@@ -272,9 +273,10 @@ class Reader:
 
 
 def _places(datasets: Sequence[DataSet], interleave: Interleave, skipped: Skipped, block: int) -> _Numbers:
-    """Return the data set, shard and index of each sequence of a block, as int64 `[3, _BLOCK]`.
+    """Return the data set, shard and index of each sequence of block number `block`, as int64 `[3, _BLOCK]`.
 
-    numpy computes the places of a whole block in about the time of a single one.
+    A block consists of _BLOCK consecutive sequences. numpy computes the places of a whole block in about the time of a
+    single one.
     """
     sets, nth = interleave.at(skipped.position_of(np.arange(block * _BLOCK, (block + 1) * _BLOCK)))
     places = np.empty((3, _BLOCK), dtype=np.int64)

@@ -65,9 +65,10 @@ async def _first_delay(probe: Object) -> None:
 async def _settle(
     probe: Object, container: RunningContainer, address: str, *, wanted: bool, warn: Warn, kind: str
 ) -> bool:
-    """Probe until the result was `wanted` often enough in a row, and return True.
+    """Probe a container until the result `wanted` has occurred several times in a row, and return True.
 
-    The result is False if a startup probe fails too often.
+    The thresholds in the probe's spec say how many times. If a startup probe fails too often before, the result is
+    False.
 
     Args:
         probe: Probe from the pod's spec.

@@ -13,7 +13,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class RestoredContainers:
-    """States of a pod's containers after a start of the node agent, by name.
+    """States of a pod's containers after a start of the node agent, keyed by the container's name.
 
     If `over` is True, the pod has ended and is not started again.
     """

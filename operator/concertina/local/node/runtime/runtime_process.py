@@ -1,9 +1,11 @@
-"""Process 1 of a node: fork containers and report when they end, as containerd and its shims do. It has no threads.
+"""Process 1 of a node: fork containers and report when they end, as containerd and its shims do.
 
-It is the init process of the node's pid namespace, so killing it kills all processes of the node at the same time. The
-kubelet communicates with it over a socket pair that keeps message boundaries. A request names its kind (Launch or
-Execution) and carries two descriptors: a memory file with the request as JSON, and the output of the new process. The
-responses are events: `started` or `failed`, and `exited` some time after `started`.
+This process is the init process of the node's pid namespace, so killing it kills all processes of the node at the same
+time. It has no threads, so it can fork safely. The kubelet communicates with it over a socket pair that keeps message
+boundaries.
+
+A request names its kind (Launch or Execution) and carries two descriptors: a memory file with the request as JSON, and
+the output of the new process. The responses are events: `started` or `failed`, and `exited` some time after `started`.
 """
 
 import array

@@ -1,0 +1,67 @@
+"""Export of low-rank adapters in the format of the library PEFT, apart from the model's frozen weights.
+
+The format: https://huggingface.co/docs/peft/developer_guides/checkpoint
+"""
+
+from __future__ import annotations
+
+from concertina_state.checkpoints.reader import StoredCheckpoint
+from concertina_state.errors import InvalidInput
+from concertina_trainer.export.export import Export, Part, Tensor, trainer_of, whole_chunks
+from concertina_trainer.format import adapters, hf_names
+from concertina_trainer.format.hf_config import config_json
+from concertina_trainer.format.hf_families import FAMILIES, Family
+
+PREFIX = "base_model.model."
+"""First part of the names of PEFT's tensors, before the Hugging Face name of the module."""
+MATRICES = {adapters.A: ".lora_A.weight", adapters.B: ".lora_B.weight"}
+"""Ends of the names of an adapter's matrices in PEFT, by the ends in this project."""
+
+
+def export(checkpoint: StoredCheckpoint) -> Export:
+    """Return the export of the adapters of a checkpoint from a run with `trainer.model.lora`.
+
+    Raises:
+        InvalidInput: When the checkpoint has no adapters, or PEFT can't represent them.
+        StorageError: When storage can't be read.
+    """
+    model = trainer_of(checkpoint).model
+    if model.lora is None:
+        raise InvalidInput(f"{checkpoint.uri} has no adapters: export it as a Hugging Face model (--to hf).")
+    family = FAMILIES[config_json(model)["model_type"]]
+    tensors = []
+    for name, chunk in sorted(whole_chunks(checkpoint.shards, model).items()):
+        if adapters.is_adapter(name):
+            layer, _, end = name.rpartition(".")
+            module = _module(layer.removeprefix(hf_names.MODEL), family)
+            tensors.append(Tensor(f"{PREFIX}{module}{MATRICES[f'.{end}']}", (Part(chunk),), chunk.global_shape))
+    frozen = checkpoint.manifest.frozen
+    modules = {tensor.name.rpartition(".lora_")[0].rpartition(".")[2] for tensor in tensors}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": frozen.uri if frozen else None,
+        "r": model.lora.rank,
+        "lora_alpha": model.lora.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": sorted(modules),
+        "bias": "none",
+        "inference_mode": True,
+    }
+    return Export(checkpoint.uri, checkpoint.shards, tensors, {"adapter_config.json": config}, stem="adapter_model")
+
+
+def _module(layer: str, family: Family) -> str:
+    """Return the Hugging Face name of the module to which an adapter belongs.
+
+    Raises:
+        InvalidInput: When the module also has the rows of other weights, so that it has several adapters.
+    """
+    name = hf_names.theirs(f"{layer}{adapters.WEIGHT}", family)
+    assert name is not None  # `config_json` found a family with these weights
+    if len(hf_names.ours(name, family)) > 1:
+        raise InvalidInput(
+            f"The adapter of {layer} can't be exported alone, because {name} of {family.architecture} also has the "
+            "rows of other weights: export the model with its adapters added (--to hf)."
+        )
+    return name.removesuffix(adapters.WEIGHT)
