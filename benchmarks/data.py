@@ -41,10 +41,10 @@ from rich.console import Console
 
 import trainingjob
 from concertina.local import s3
-from concertina_data.data_manifest import FORMAT, NAME, DataManifest, TokenizerFacts, TokenShard
+from concertina_data.data_manifest import FORMAT, NAME, DataManifest, TokenizerFacts, TokenShard, token_field
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.data_config import DataConfig
-from concertina_trainer.data.build.write import Draft
+from concertina_trainer.data.build.draft import Draft
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.sequence_reader import Reader
 
@@ -130,7 +130,9 @@ def write(uri: str, mebibytes: int) -> None:
         draft = Draft()
         draft.documents = [part.tobytes() for part in np.array_split(tokens, len(tokens) // 1000)]
         shards += draft.put(folder, f"shard-{index:06}", 2)
-    manifest = DataManifest(FORMAT, 2, 50_000, TokenizerFacts("random", "random", 0), tuple(shards))
+    manifest = DataManifest(
+        FORMAT, 50_000, TokenizerFacts("random", "random", 0), (token_field(50_000),), tuple(shards)
+    )
     folder.put(NAME, manifest.to_json())
 
 

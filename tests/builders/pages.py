@@ -21,7 +21,6 @@ WITHOUT_CLUSTER = {
         "concertina data build --out s3://bucket/data",
         "concertina data show",
         "concertina data pack",
-        "concertina data build --out s3://bucket/audio",
     ),
     "dcp.md": ("concertina checkpoint export",),
     "fine-tune.md": (
@@ -31,6 +30,11 @@ WITHOUT_CLUSTER = {
     ),
     "own-models.md": ("PYTHONPATH=examples/audio concertina plan",),
     "planning.md": ("concertina plan",),
+    "typed-data.md": (
+        "concertina data build --out s3://bucket/clicks",
+        "python examples/clicks/make_clicks.py",
+        "python examples/audio/make_features.py",
+    ),
 }
 """Beginnings of the blocks of commands that tests/train/test_site.py runs, by page."""
 ON_API_SERVER = {

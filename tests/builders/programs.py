@@ -11,6 +11,9 @@ PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 FAULTS, STAND_IN = PROGRAMS / "faults", PROGRAMS / "stand_in"
 AUDIO = Path(__file__).resolve().parents[2] / "examples" / "audio"
 """Folder of a user's own model, as in the user's image."""
+CLICKS = Path(__file__).resolve().parents[2] / "examples" / "clicks"
+AUDIO_FIELDS = ("--field", "features=float16x20", "--tokens", "targets", "--vocab-size", "8")
+"""Options of `concertina data build` for the recordings of AUDIO."""
 SEARCH_PATH = os.pathsep.join([str(PROGRAMS), *filter(None, [os.environ.get("PYTHONPATH")])])
 """Path from which agents and workers import their code: this checkout's folders, if PYTHONPATH says so, whatever is
 installed."""

@@ -11,7 +11,7 @@ import pytest
 
 from builders.cluster import e2e
 from builders.cluster.e2e import Cluster, Object
-from builders.programs import AUDIO
+from builders.programs import AUDIO, AUDIO_FIELDS
 
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(900)]
 NAME, PACKAGE = "audio", "/own"
@@ -27,7 +27,7 @@ LOST = 5
 def frames(tmp_path: Path) -> str:
     uri = f"s3://{e2e.BUCKET}/audio-{e2e.RUN}"
     runpy.run_path(str(AUDIO / "make_features.py"))["main"](tmp_path, 60)
-    e2e.concertina("data", "build", "--classes", "8", "--out", uri, str(tmp_path))
+    e2e.concertina("data", "build", *AUDIO_FIELDS, "--out", uri, str(tmp_path))
     return uri
 
 

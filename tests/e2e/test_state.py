@@ -12,7 +12,7 @@ import yaml
 
 from builders.cluster import e2e
 from builders.cluster.e2e import Cluster, Object
-from builders.programs import AUDIO
+from builders.programs import AUDIO, AUDIO_FIELDS
 from builders.strange import check_went_back, rolling_back, strange
 from concertina_state.objects.prefix import ObjectPrefix
 
@@ -44,7 +44,7 @@ def text(folder: Path) -> list[str]:
 
 def frames(folder: Path) -> list[str]:
     runpy.run_path(str(AUDIO / "make_features.py"))["main"](folder, 40)
-    return ["--classes", "8"]
+    return [*AUDIO_FIELDS]
 
 
 @pytest.mark.parametrize("made", [text, frames], ids=lambda made: made.__name__)

@@ -18,6 +18,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from builders import pages
 from builders.train import chats, families, node
+from concertina_trainer.data.sample import transformed
 
 LAW = "tests/unit/repository/test_site.py::test_commands_have_the_options_that_there_are"
 LIMIT = 400
@@ -45,14 +46,29 @@ def test_commands_about_data_run(tmp_path: Path) -> None:
     lines = "".join(json.dumps({"text": f"document {number} " * 9}) + "\n" for number in range(600))
     (tmp_path / "corpus" / "a.jsonl").write_text(lines)
     (tmp_path / "more.jsonl.gz").write_bytes(gzip.compress(lines.replace("document", "another").encode()))
-    (tmp_path / "features").mkdir()
-    for number in range(40):
-        features, targets = np.zeros((9, 5), np.float32), np.full(9, number)
-        np.savez(tmp_path / "features" / f"{number:02}.npz", features=features, targets=targets)
     blocks = pages.beginning_with(name, pages.WITHOUT_CLUSTER[name])
     script = "".join(block.text for block in blocks).replace("s3://bucket", str(tmp_path))
     run(script, tmp_path)
-    assert all((tmp_path / folder / "validation").is_dir() for folder in ("data", "audio"))
+    assert (tmp_path / "data" / "validation").is_dir()
+
+
+def test_data_that_are_not_text_are_built_as_their_page_says(tmp_path: Path) -> None:
+    name = "typed-data.md"
+    [code] = [block.text for block in pages.blocks(pages.DOCS / name) if block.language == "python"]
+    exec(code, made := {})
+    sample = made["Sample"](np.zeros(9, np.int64), {"features": np.ones((9, 20), np.float16)}, 5)
+    louder = transformed(made["louder"], sample, 0, 8).fields["features"]
+    assert len({*louder.ravel().tolist()} - {1.0}) == 1
+    [lines] = [block.text for block in pages.blocks(pages.DOCS / name) if block.language == "json"]
+    (tmp_path / "clicks.jsonl").write_text(lines)
+    (tmp_path / "examples").symlink_to(pages.ROOT / "examples")
+    clicks, sessions, audio = (
+        run(block.text.replace("s3://bucket", str(tmp_path)), tmp_path)
+        for block in pages.beginning_with(name, pages.WITHOUT_CLUSTER[name])
+    )
+    assert "elements of token uint16 below 1000, time int64 in 1 documents" in clicks
+    assert "elements of token uint8 below 200, time int64 in " in sessions
+    assert "elements of token uint8 below 8, features float16x20" in audio
 
 
 def test_a_model_is_fine_tuned_as_its_page_says(parent, folder, tmp_path: Path) -> None:

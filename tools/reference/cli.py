@@ -56,7 +56,9 @@ def _command(name: str, parser: argparse.ArgumentParser) -> str:
         required = " [required]" if action.required else ""
         help_text = parser._get_formatter()._expand_help(action) if action.help else ""
         help_text = help_text.replace("*", r"\*")
-        lines.append(_wrapped(f"* `{signature}`: {help_text}{required}" if help_text or required else f"* `{signature}`"))
+        lines.append(
+            _wrapped(f"* `{signature}`: {help_text}{required}" if help_text or required else f"* `{signature}`")
+        )
     return "\n".join(lines)
 
 

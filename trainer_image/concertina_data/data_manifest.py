@@ -12,14 +12,19 @@ from concertina_protocol.codec.typed_json import from_json
 from concertina_state.errors import InvalidInput
 
 NAME = "manifest.json"
-FORMAT = 2
-OF_FRAMES = 3
-"""Format number of a data set that consists of frames of features instead of tokens."""
-OF_CHATS = 4
-"""Format number of a data set that consists of tokens with weights."""
+FORMAT = 5
 VALIDATION = "validation"
 """Folder with the validation documents, below the folder of the training data."""
 TOO_SHORT = "no shard of {uri} has as many tokens as one sequence ({length})."
+TOKEN = "token"
+"""Name of the field with the token's id: an unsigned integer below the manifest's `vocab_size`."""
+WEIGHT = "weight"
+"""Name of the field with the token's weight in the loss: a whole number from 0 to 255."""
+NUMBER_BYTES = {"uint8": 1, "uint16": 2, "uint32": 4, "int64": 8, "float16": 2, "float32": 4, "float64": 8}
+"""Bytes of a number of each type. Numbers are little-endian."""
+_UNSIGNED = ("uint8", "uint16", "uint32")
+MOST_WIDTH = 65536
+_MOST_NAME = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,26 +55,62 @@ class TokenizerFacts:
 
 
 @dataclasses.dataclass(frozen=True)
-class FrameFacts:
-    """Format of data whose elements are frames instead of tokens. A frame is the vector of features at one position."""
+class Field:
+    """One of the values of an element. An element is what a shard has at each position, such as a token."""
 
-    width: int
-    """Number of features per frame."""
-    number_bytes: int
-    """Bytes per feature, 2 or 4: float16 or float32, little-endian."""
-    classes: int = 0
-    """Number of target classes. If it is not 0, a uint32 with the frame's class follows the features of each frame."""
+    name: str
+    type: str
+    """Type of a number: a key of NUMBER_BYTES."""
+    width: int = 0
+    """Number of numbers of a vector, or 0 if the value is a single number."""
+
+    def __post_init__(self) -> None:
+        """Check the field.
+
+        Raises:
+            ValueError: When the name or the type can't be used.
+        """
+        if not (0 < len(self.name) <= _MOST_NAME and self.name.isprintable()):
+            raise ValueError(f"a field has the name {self.name[:_MOST_NAME]!r}")
+        if self.type not in NUMBER_BYTES or not 0 <= self.width <= MOST_WIDTH:
+            raise ValueError(f"the field {self.name} has the type {self.type}x{self.width}")
+        types = {TOKEN: _UNSIGNED, WEIGHT: ("uint8",)}
+        if self.name in types and (self.width or self.type not in types[self.name]):
+            raise ValueError(
+                f"the field {self.name} has the type {self}, but it must be {' or '.join(types[self.name])}"
+            )
+
+    @property
+    def bytes(self) -> int:
+        return NUMBER_BYTES[self.type] * max(1, self.width)
 
     def __str__(self) -> str:
-        targets = f" with {self.classes} targets" if self.classes else ""
-        return f"float{8 * self.number_bytes} x {self.width}{targets}"
+        return f"{self.name} {self.type}" + (f"x{self.width}" if self.width else "")
+
+
+def parse_field(text: str) -> Field:
+    """Parse a field as users write it: `time=int64`, or `features=float16x20` for a vector of 20 numbers.
+
+    Raises:
+        ValueError: When the text has another form.
+    """
+    name, _, kind = text.rpartition("=")
+    kind, x, width = kind.partition("x")
+    if x and not width.isdecimal():
+        raise ValueError(f"{width} is no width")
+    return Field(name, kind, int(width or "0"))
+
+
+def token_field(vocab_size: int) -> Field:
+    """Return the field of token ids below `vocab_size`, in the smallest type."""
+    return Field(TOKEN, next(name for name in _UNSIGNED if vocab_size <= 256 ** NUMBER_BYTES[name]))
 
 
 @dataclasses.dataclass(frozen=True)
 class ChatFacts:
     """Facts about a data set whose documents are chats, or prompts with completions.
 
-    In the shards of such a data set, each token is followed by one byte: the token's weight in the loss, 0 or 1.
+    The elements of such a data set have the fields TOKEN and WEIGHT. A weight is 0 or 1.
     """
 
     length: int
@@ -89,13 +130,40 @@ class DataManifest:
     """Manifest of a data set."""
 
     format: int
-    token_bytes: int
-    """Bytes per token: 1, 2 or 4, little-endian. With `frames`, the bytes per frame; with `chats`, one byte more."""
     vocab_size: int
+    """Upper bound (exclusive) of token ids, or 0 if elements have no field TOKEN."""
     tokenizer: TokenizerFacts
+    fields: tuple[Field, ...]
+    """Fields of an element, in the order in which they are stored."""
     shards: tuple[TokenShard, ...]
-    frames: Optional[FrameFacts] = None
     chats: Optional[ChatFacts] = None
+
+    def __post_init__(self) -> None:
+        """Check the fields.
+
+        Raises:
+            ValueError: When there are no fields, or two have the same name.
+        """
+        names = [field.name for field in self.fields]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"the fields are {', '.join(names) or 'missing'}")
+
+    @property
+    def element_bytes(self) -> int:
+        return sum(field.bytes for field in self.fields)
+
+    @property
+    def only_tokens(self) -> bool:
+        return [field.name for field in self.fields] == [TOKEN]
+
+    @property
+    def weighted(self) -> bool:
+        return any(field.name == WEIGHT for field in self.fields)
+
+    @property
+    def more_fields(self) -> tuple[Field, ...]:
+        """Fields beside the token and its weight."""
+        return tuple(field for field in self.fields if field.name not in (TOKEN, WEIGHT))
 
     @property
     def tokens(self) -> int:
@@ -109,8 +177,9 @@ class DataManifest:
     def digest(self) -> str:
         """Digest of the data set's content. It does not depend on where the data set is stored."""
         shards = [[s.tokens, s.sha256, s.documents_sha256] for s in self.shards]
-        content: list[object] = [self.token_bytes, self.vocab_size, self.tokenizer.digest, shards]
-        content += [dataclasses.astuple(facts) for facts in (self.frames, self.chats) if facts is not None]
+        fields = [dataclasses.astuple(field) for field in self.fields]
+        content: list[object] = [fields, self.vocab_size, self.tokenizer.digest, shards]
+        content += [dataclasses.astuple(self.chats)] if self.chats is not None else []
         return short_digest(json.dumps(content).encode())
 
     def sequences(self, length: int) -> list[int]:
@@ -122,14 +191,9 @@ class DataManifest:
 
     def to_json(self) -> bytes:
         fields = dataclasses.asdict(self)
-        for name in _FORMATS:  # a manifest of tokens has no such fields
-            if fields[name] is None:
-                del fields[name]
+        if self.chats is None:
+            del fields["chats"]
         return json.dumps({**fields, "digest": self.digest}, indent=1).encode()
-
-
-_FORMATS = {"frames": OF_FRAMES, "chats": OF_CHATS}
-"""Format number of a manifest that has a certain field."""
 
 
 def short_digest(content: bytes) -> str:
@@ -154,12 +218,10 @@ def parse(text: bytes, uri: str) -> DataManifest:
     """
     try:
         value = json.loads(text)
-        fields = value if isinstance(value, dict) else {}
-        expected = next((number for name, number in _FORMATS.items() if name in fields), FORMAT)
-        if isinstance(value, dict) and value.get("format", expected) != expected:
+        if isinstance(value, dict) and value.get("format", FORMAT) != FORMAT:
             raise InvalidInput(
                 f"{uri}/{NAME} has format {value['format']!s:.80}, but this version reads format "
-                f"{expected}: build the data again."
+                f"{FORMAT}: build the data again."
             )
         manifest = from_json(DataManifest, value)
     except (ValueError, RecursionError) as error:

@@ -33,12 +33,11 @@ class Sequences:
         """
         self._place, self._length = open_place(uri, cache), length
         self._manifest = read_manifest(self._place)
-        if self._manifest.frames is not None:
-            raise InvalidInput(f"{uri} contains frames ({self._manifest.frames}), but rows of tokens are needed here.")
-        if self._manifest.chats is not None:
+        if not self._manifest.only_tokens:
+            fields = ", ".join(map(str, self._manifest.fields))
             raise InvalidInput(
-                f"{uri} contains chats, whose tokens have weights, but rows of tokens are needed here: train on chats "
-                "with the bundled trainer."
+                f"{uri} has elements of several fields ({fields}), but rows of tokens are needed here: train on these "
+                "data with the bundled trainer."
             )
         self.digest = self._manifest.digest
         counts = self._manifest.sequences(length)
@@ -88,4 +87,4 @@ class Sequences:
 
 
 def _open(place: DataPlace, manifest: DataManifest, rows: type[Rows], index: int) -> Any:
-    return rows.tokens(place.open(tokens_file(manifest.shards[index])), manifest.token_bytes)
+    return rows.tokens(place.open(tokens_file(manifest.shards[index])), manifest.element_bytes)

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from concertina_data.data_manifest import NAME, VALIDATION, DataManifest, parse
+from concertina_data.data_manifest import NAME, VALIDATION, DataManifest, Field, parse, parse_field
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT
 from concertina_state.errors import InvalidInput
 from concertina_trainer.data.defaults import BYTES, COLUMN, NGRAM, SHARD_BYTES
@@ -72,7 +72,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _build_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("sources", nargs="+", help="files (.jsonl, .parquet, .arrow, .npy, .npz or text), and folders or s3:// URIs")
+    add("sources", nargs="+", help="files (.jsonl, .parquet, .arrow, .tar, .tfrecord, .npy, .npz, text), folders, URIs")
     add("--out", required=True, help="folder to build into: a path, file:///folder or s3://bucket/folder")
     add(
         "--pattern",
@@ -86,7 +86,7 @@ def _build_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--column",
         default=COLUMN,
-        help="column with the text in .jsonl, .parquet and .arrow files (default: %(default)s)",
+        help="column with the text in .jsonl, .parquet, .arrow, .tar and .tfrecord files (default: %(default)s)",
     )
     add(
         "--validation",
@@ -101,6 +101,18 @@ def _build_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="evaluation data: count their n-grams that also occur in the training data",
     )
+    add(
+        "--most-overlapping",
+        type=_at_least(0),
+        metavar="N",
+        help="with --against: fail if more than N training documents share n-grams with the evaluation data",
+    )
+    add(
+        "--duplicates",
+        choices=("keep", "count", "remove"),
+        default="keep",
+        help="documents with equal content: keep them, count them, or remove all but the first (default: %(default)s)",
+    )
     add("--against-column", default="", help="column with the text of the evaluation data (default: that of --column)")
     add("--ngram", type=_at_least(1), default=NGRAM, help="number of words in an n-gram (default: %(default)s)")
     add(
@@ -109,8 +121,15 @@ def _build_options(parser: argparse.ArgumentParser) -> None:
         default=SHARD_BYTES / 2**20,
         help="amount of text in a shard (default: %(default)g)",
     )
+    add("--tokens", default="", metavar="COLUMN", help="column with token ids, instead of text to tokenize")
+    add("--vocab-size", type=_at_least(1), default=0, help="with --tokens: token ids must be below this number")
     add(
-        "--classes", type=_at_least(1, int), default=0, help="number of classes: targets of .npz files must be below it"
+        "--field",
+        type=_field,
+        action="append",
+        default=[],
+        metavar="NAME=TYPE",
+        help="column with one value for each token, as time=int64, or with vectors, as features=float16x20",
     )
     add(
         "--processes",
@@ -147,6 +166,13 @@ def _at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[st
     return parsed
 
 
+def _field(text: str) -> Field:
+    try:
+        return parse_field(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}: give NAME=TYPE, such as features=float16x20") from error
+
+
 def _share(text: str) -> tuple[int, int]:
     with contextlib.suppress(ValueError):
         index, count = (int(number) for number in text.split("/"))
@@ -156,38 +182,41 @@ def _share(text: str) -> tuple[int, int]:
 
 
 def _build(options: argparse.Namespace) -> None:
-    from concertina_trainer.data.build import arrays
     from concertina_trainer.data.build import build as building
     from concertina_trainer.data.build.find import find, find_evaluation
-    from concertina_trainer.data.build.recipe import ChatRecipe, Recipe
+    from concertina_trainer.data.build.recipe import ChatRecipe, Duplicates, Recipe, TypedRecipe
 
     if not 0 <= options.validation < 1:
         raise InvalidInput("--validation is the share of documents to set aside: give a number from 0 to below 1.")
     recipe = Recipe(
         options.tokenizer, options.separator, options.split_pattern, options.column, options.validation,
-        tuple(options.against), options.ngram, options.against_column,
+        Duplicates(options.duplicates), tuple(options.against), options.ngram, options.against_column,
     )  # fmt: skip
+    if options.most_overlapping is not None and not options.against:
+        raise InvalidInput("--most-overlapping needs --against, the evaluation data to compare with.")
+    if options.chat and recipe.duplicates is Duplicates.removed:
+        raise InvalidInput("--duplicates remove does not support --chat: remove equal chats from the sources first.")
     if options.chat:
         if options.length is None:
             raise InvalidInput("--chat needs --length, the longest sequence that is trained: give one, as 2048.")
         recipe = dataclasses.replace(recipe, chats=ChatRecipe(options.length, options.split_turns))
     elif options.length is not None or options.split_turns:
         raise InvalidInput("--length and --split-turns are for chats: add --chat, or leave them out.")
+    if options.tokens or options.vocab_size or options.field:
+        if recipe.chats or recipe.against:
+            raise InvalidInput("--chat and --against are for text: leave them out, or --tokens and --field.")
+        typed = TypedRecipe.of(options.tokens, options.vocab_size, tuple(options.field))
+        recipe = dataclasses.replace(recipe, typed=typed)
     sources = find(options.sources, options.pattern, options.allow_left_out, options.out, _say)
-    recipe = dataclasses.replace(recipe, frames=arrays.facts(sources, options.classes))
-    if recipe.frames and recipe.chats:
-        raise InvalidInput(
-            "--chat is for JSON lines, and the sources are arrays: leave it out, or choose by --pattern."
-        )
-    if recipe.frames and recipe.against:
-        raise InvalidInput("--against compares words, and the data are frames: leave --against out.")
     if recipe.against:
         find_evaluation(recipe.against, _say)
     recipe.load_tokenizer()  # reports an error here, instead of in every process
     size = int(options.shard_mebibytes * 2**20)
     bar = _Bar()
     last = None
-    for last in building.build(sources, options.out, size, recipe, options.processes, options.share):
+    for last in building.build(
+        sources, options.out, size, recipe, options.processes, options.share, options.most_overlapping
+    ):
         bar.show(last.done, last.total)
     bar.end()
     if last is None or last.manifest is None:
@@ -198,6 +227,9 @@ def _build(options: argparse.Namespace) -> None:
         return
     for uri, manifest in _manifests(options.out):
         print(f"{uri}: {_summary(manifest)}")
+    if last.duplicates is not None:
+        outcome = "removed" if recipe.duplicates is Duplicates.removed else "kept"
+        print(f"{last.duplicates:,} documents occur earlier in the data, and were {outcome}")
     for line in _overlap_lines(last.overlap):
         print(line)
 
@@ -321,9 +353,9 @@ def _pack(options: argparse.Namespace) -> None:
 
 
 def _summary(manifest: DataManifest) -> str:
-    if manifest.frames is not None:
+    if manifest.more_fields or (manifest.weighted and not manifest.chats) or not manifest.vocab_size:
         return (
-            f"{manifest.tokens:,} frames of {manifest.frames} in {manifest.documents:,} documents and "
+            f"{manifest.tokens:,} elements of {manifest.tokenizer.name} in {manifest.documents:,} documents and "
             f"{len(manifest.shards)} shards, digest {manifest.digest}"
         )
     if (chats := manifest.chats) is not None:

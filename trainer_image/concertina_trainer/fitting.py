@@ -84,7 +84,7 @@ def fitted(
     request = {
         "trainer": described.model_dump(mode="json", by_alias=True, exclude_none=True),
         "data": own
-        and {"vocab_size": reader.vocab_size, "frames": reader.frames and dataclasses.asdict(reader.frames)},
+        and {"vocab_size": reader.vocab_size, "fields": [dataclasses.asdict(field) for field in reader.fields]},
         "parallelism": world.parallelism.model_dump(mode="json", by_alias=True, exclude_none=True),
         "size": least_ranks(world),
         "deviceBytes": device_bytes,

@@ -50,14 +50,14 @@ class AudioModel(nn.Module):
 
 
 def build(options: Mapping[str, Any], data: DataShape) -> AudioModel:
-    return AudioModel(data.width, data.vocab_size, **options)
+    return AudioModel(data.widths["features"], data.vocab_size, **options)
 
 
 def loss(model: AudioModel, batch: Microbatch) -> Tensor:
     """Return the weighted sum of each prediction's mean distance and, with targets, its cross entropy."""
-    assert batch.features is not None
-    frames, logits = model(batch.features[:, :-1])
-    losses = (frames - batch.features[:, 1:]).abs().float().mean(-1)
+    features = batch.fields["features"]
+    frames, logits = model(features[:, :-1])
+    losses = (frames - features[:, 1:]).abs().float().mean(-1)
     if logits.size(-1):
         losses = losses + F.cross_entropy(logits.float().transpose(1, 2), batch.tokens[:, 1:], reduction="none")
     return (losses * batch.weights).sum()

@@ -82,10 +82,10 @@ def plan(
             help="Size of the vocabulary, for a model of your own whose data can't be read here (docs/planning.md).",
         ),
     ] = None,
-    width: Annotated[
-        int | None,
+    fields: Annotated[
+        list[str] | None,
         typer.Option(
-            "--width", min=1, help="Number of values in a frame, for a model of your own whose data can't be read here."
+            "--field", help="NAME=TYPE of a field, such as features=float16x20, for data that can't be read here."
         ),
     ] = None,
     python: Annotated[
@@ -105,8 +105,9 @@ def plan(
     async def planned() -> None:
         hardware = asked_hardware(gpu, fabric)
         options = PlanOptions(
-            replicas, *hardware, tokens, search, memory, vocab_size, width, python, picture, output == "json"
-        )
+            replicas, *hardware, tokens, search, memory, vocab_size, tuple(fields or ()), python, picture,
+            output == "json",
+        )  # fmt: skip
         run(file, options)
 
     call(planned())

@@ -30,6 +30,7 @@ from concertina.planning.traffic import batch
 from concertina.report.ranks import picture
 from concertina.terminal.cluster_connection import UserError
 from concertina.terminal.console import plain
+from concertina_data.data_manifest import parse_field
 from concertina_state.errors import InvalidInput
 from concertina_trainer.config.memory_choice import MemoryChoice, absent
 from concertina_trainer.config.trainer import TrainerConfig
@@ -60,8 +61,8 @@ class PlanOptions:
     memory: bool
     vocab_size: int | None
     """Vocabulary size in the data of a custom model, for data whose manifests can't be read."""
-    width: int | None
-    """Width of the frames in the data of a custom model, for data whose manifests can't be read."""
+    fields: tuple[str, ...]
+    """Other fields in the data of a custom model, as `features=float16x20`, for data whose manifests can't be read."""
     python: str
     """Command that runs a Python with torch; empty for the present Python."""
     picture: Path | None
@@ -179,7 +180,7 @@ def _own_model(file: Path, spec: JobSpec, options: PlanOptions, has_torch: bool)
     if trainer is None or not trainer.model.entrypoint:
         if _data(options):
             raise UserError(
-                "--vocab-size and --width are for a model of your own: spec.trainer.model already has these values."
+                "--vocab-size and --field are for a model of your own: spec.trainer.model already has these values."
             )
         return None
     if not has_torch:
@@ -200,12 +201,19 @@ def _data(options: PlanOptions) -> Mapping[str, Any] | None:
     """Return the description of the training data from the command's options.
 
     The result is None if the manifests of the data describe the data instead.
+
+    Raises:
+        UserError: When a field has another form.
     """
-    if options.vocab_size is None and options.width is None:
+    if options.vocab_size is None and not options.fields:
         return None
-    vocab_size = options.vocab_size or 0
-    frames = {"width": options.width, "number_bytes": 2, "classes": vocab_size} if options.width else None
-    return {"vocab_size": vocab_size, "frames": frames}
+    try:
+        fields = [dataclasses.asdict(parse_field(text)) for text in options.fields]
+    except ValueError as error:
+        raise UserError(
+            f"--field {' '.join(options.fields)}: {error}. Give NAME=TYPE, such as features=float16x20."
+        ) from error
+    return {"vocab_size": options.vocab_size or 0, "fields": fields}
 
 
 def _layout(spec: JobSpec, replicas: int, own: OwnDescription | None = None) -> ParallelLayout:

@@ -36,7 +36,7 @@ class OwnDescription(Description):
 
     @property
     def of_frames(self) -> bool:
-        return self.data["frames"] is not None
+        return any(field["width"] for field in self.data["fields"])
 
 
 @dataclasses.dataclass(frozen=True)

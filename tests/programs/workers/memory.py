@@ -28,7 +28,7 @@ class Step:
         self.world = group.join(os.environ, parallelism, self.config.model.experts is not None)
         self.data = json.loads(os.environ["DATA"])
         length = self.config.model.sequence_length
-        shape = DataShape(length, self.data["vocabulary"], self.data["width"])
+        shape = DataShape(length, self.data["vocabulary"], {"features": self.data["width"]})
         own = OwnSpec(self.config, shape) if self.config.model.entrypoint else None
         self.model = parallelized(self.config, self.world, own)
         with torch.no_grad():
@@ -52,7 +52,7 @@ class Step:
         batch = [
             Microbatch(
                 torch.randint(vocabulary, (rows, length + 1)), torch.full((rows, length), 1e-3), None,
-                features=torch.randn(rows, length + 1, width).half() if width else None,
+                fields={"features": torch.randn(rows, length + 1, width).half()} if width else {},
             )
             for _ in range(self.plan.microbatches)
         ]  # fmt: skip

@@ -63,7 +63,7 @@ def saved(files, folder):
 def documents(manifest, folder):
     """Tokens of each document as they were built, without the one that ends it."""
     [shard] = manifest.shards
-    tokens = np.fromfile(folder / shard.file, f"<u{manifest.token_bytes}")
+    tokens = np.fromfile(folder / shard.file, f"<u{manifest.element_bytes}")
     begins = np.fromfile(folder / shard.documents_file, "<u8").tolist()
     ends = [*begins[1:], len(tokens)]
     return [tokens[begin : end - 1].tolist() for begin, end in zip(begins, ends, strict=True)]

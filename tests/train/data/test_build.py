@@ -243,7 +243,7 @@ def test_a_tokenizer_of_hugging_face(tmp_path, tokenizer_file):
                Recipe(tokenizer=str(tokenizer_file))))  # fmt: skip
     manifest = parse((out / "manifest.json").read_bytes(), "")
     loaded = Tokenizer.from_file(str(out / "tokenizer.json"))
-    assert (manifest.token_bytes, manifest.vocab_size) == (2, loaded.get_vocab_size())
+    assert (manifest.element_bytes, manifest.vocab_size) == (2, loaded.get_vocab_size())
     found = []
     for shard in manifest.shards:
         tokens = np.fromfile(out / shard.file, "<u2")

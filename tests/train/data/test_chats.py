@@ -17,7 +17,7 @@ from concertina_data.sequences import Sequences
 from concertina_state.errors import InvalidInput
 from concertina_trainer import cli
 from concertina_trainer.config.data_config import DataConfig
-from concertina_trainer.data import weighted
+from concertina_trainer.data import elements
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import microbatches
 from concertina_trainer.data.read.sequence_reader import Reader
@@ -31,7 +31,7 @@ def samples(out):
     manifest = parse((out / "manifest.json").read_bytes(), "")
     found = []
     for shard in manifest.shards:
-        tokens, weights = weighted.parts((out / shard.file).read_bytes(), manifest.token_bytes)
+        tokens, weights = elements.parts((out / shard.file).read_bytes(), manifest.fields).values()
         begins = np.fromfile(out / shard.documents_file, "<u8").astype(np.int64)[1:]
         found += zip(np.split(tokens, begins), np.split(weights, begins), strict=True)
     return manifest, [(tokens.tolist(), weights.tolist()) for tokens, weights in found]
@@ -247,14 +247,10 @@ def test_weights_of_all_ranks_are_those_of_the_answers_and_add_up_to_1(uri, docu
 
 def test_a_batch_without_trained_tokens_has_no_weights(uri, monkeypatch):
     reader = Reader(DataConfig(uri=uri, documents="Packed"), LENGTH, 3)
-    monkeypatch.setattr(weighted, "parts", _untrained)
+    parts = elements.parts
+    monkeypatch.setattr(elements, "parts", lambda *of: {**(all := parts(*of)), "weight": np.zeros_like(all["weight"])})
     for part in microbatches(reader, plan_batch(4, 4, 1), 0, 0):
         assert torch.equal(part.weights, torch.zeros_like(part.weights))
-
-
-def _untrained(content, element_bytes):
-    elements = np.frombuffer(content, weighted.element(element_bytes))
-    return elements["token"], np.zeros(len(elements), np.uint8)
 
 
 def test_a_mixture_can_have_text_beside_chats(uri, tmp_path):
@@ -286,14 +282,13 @@ def test_chats_are_never_cut_by_the_trainer(uri, documents, length, said):
 
 
 def test_scripts_do_not_read_chats_without_their_weights(uri):
-    with pytest.raises(InvalidInput, match="contains chats, whose tokens have weights"):
+    with pytest.raises(InvalidInput, match=r"several fields \(token uint16, weight uint8\)"):
         Sequences(uri, 20, 0, CacheSettings(1 << 30), 1)
 
 
 def test_a_weight_that_is_neither_0_nor_1_is_damage(uri, tmp_path, capsys):
     shutil.copytree(uri, tmp_path / "data")
     manifest = json.loads((tmp_path / "data/manifest.json").read_text())
-    assert manifest["format"] == 4
     shard = tmp_path / "data" / manifest["shards"][0]["file"]
     shard.write_bytes(shard.read_bytes()[:-1] + b"\x02")
     assert cli.main(["data", "verify", str(tmp_path / "data")]) == 1

@@ -114,14 +114,14 @@ def test_files_whose_names_say_no_split_are_all_taken(tmp_path):
         (
             lambda folder: saved(folder, table()),
             "meta",
-            "column meta holds dict, not text: name another column with --column",
+            "data-00000-of-00001.arrow, row 1: its meta is a object, not text: name another column with --column",
         ),
         (
             lambda folder: saved(folder, table()),
             "body",
             "has no column body, but id, meta, messages, text: name the column",
         ),
-        (exported, "messages", "column messages holds list<element: struct<role: string, content: string>>, not text"),
+        (exported, "messages", "00000-of-00002.parquet, row 1: its messages is a list, not text"),
         (exported, "meta.url", "has no column meta.url, but id, meta, messages, text: name the column with --column"),
         (lambda folder: saved_splits(folder, validation=table(), test=table()), "text", "the splits test, validation"),
     ],

@@ -16,6 +16,7 @@ from concertina_trainer.data.packing import pack
 from concertina_trainer.data.read.sequence_reader import Reader
 
 WIDTH, CLASSES, LENGTH = 5, 300, 8
+FIELDS = ("--field", f"features=float16x{WIDTH}", "--tokens", "targets", "--vocab-size", str(CLASSES))
 
 
 def recordings(folder, dtype=np.float16, targets=True):
@@ -40,31 +41,33 @@ def built(folder, *options):
 
 @pytest.fixture
 def data(tmp_path):
-    return built(recordings(tmp_path / "arrays"), "--classes", str(CLASSES))
+    return built(recordings(tmp_path / "arrays"), *FIELDS)
 
 
 def check(found):
     """Each frame that is there has its own target."""
-    assert found.features.dtype == np.float16
-    numbers, places = found.features[..., 0], found.features[..., 1:]
+    features = found.fields["features"]
+    assert features.dtype == np.float16
+    numbers, places = features[..., 0], features[..., 1:]
     assert (places == places[..., :1]).all()
     assert (found.tokens == 50 * numbers + places[..., 0]).all()
 
 
 def test_sequences_are_those_of_tokens_of_the_same_documents(data, tmp_path, data_cache):
     manifest = parse((data / "manifest.json").read_bytes(), "")
-    assert (manifest.tokens, manifest.documents, manifest.frames.width, manifest.vocab_size) == (113, 6, WIDTH, CLASSES)
+    [field] = manifest.more_fields
+    assert (manifest.tokens, manifest.documents, field.width, manifest.vocab_size) == (113, 6, WIDTH, CLASSES)
     assert len(manifest.shards) > 1
     reader = Reader(DataConfig(uri=str(data)), LENGTH, 7)
     found = reader.sequences(np.arange(reader.epoch_size))
     check(found)
     stream = {}
     for shard in manifest.shards:
-        elements = np.fromfile(data / shard.file, np.dtype([("features", "<f2", (WIDTH,)), ("target", "<u4")]))
+        elements = np.fromfile(data / shard.file, np.dtype([("token", "<u2"), ("features", "<f2", (WIDTH,))]))
         for begin in range(0, len(elements) - LENGTH, LENGTH):
-            stream[tuple(elements["target"][begin : begin + LENGTH + 1])] = elements["features"][begin:][: LENGTH + 1]
+            stream[tuple(elements["token"][begin : begin + LENGTH + 1])] = elements["features"][begin:][: LENGTH + 1]
     assert {tuple(row) for row in found.tokens.tolist()} == stream.keys()
-    for tokens, features in zip(found.tokens.tolist(), found.features, strict=True):
+    for tokens, features in zip(found.tokens.tolist(), found.fields["features"], strict=True):
         assert (stream[tuple(tokens)] == features).all()
     assert reader.digest == manifest.digest
 
@@ -76,18 +79,19 @@ def test_documents_are_told_apart_as_those_of_text(data, data_cache, documents):
     reader = Reader(DataConfig(uri=str(data), documents=documents), LENGTH, 7)
     found = reader.sequences(np.arange(reader.epoch_size))
     check(found)
-    same = found.features[:, 1:, 0] == found.features[:, :-1, 0]
-    follows = found.features[:, 1:, 1] == found.features[:, :-1, 1] + 1
+    features = found.fields["features"]
+    same = features[:, 1:, 0] == features[:, :-1, 0]
+    follows = features[:, 1:, 1] == features[:, :-1, 1] + 1
     assert (same & follows)[found.predicted].all()
     assert found.predicted.sum() > 0.7 * 107
 
 
 def test_frames_without_targets_of_any_float(tmp_path, data_cache):
-    out = built(recordings(tmp_path / "arrays", np.float32, targets=False))
+    out = built(recordings(tmp_path / "arrays", np.float32, targets=False), "--field", f"features=float32x{WIDTH}")
     reader = Reader(DataConfig(uri=str(out)), LENGTH, 7)
     found = reader.sequences(np.arange(reader.epoch_size))
-    assert (found.features.dtype, found.tokens.any()) == (np.float32, False)
-    assert (reader.frames.width, reader.vocab_size) == (WIDTH, 0)
+    assert (found.fields["features"].dtype, found.tokens.any()) == (np.float32, False)
+    assert ([field.width for field in reader.fields], reader.vocab_size) == ([WIDTH], 0)
 
 
 LAW = "tests/train/data/test_frames.py::test_sequences_are_those_of_tokens_of_the_same_documents"
@@ -96,7 +100,7 @@ LAW = "tests/train/data/test_frames.py::test_sequences_are_those_of_tokens_of_th
 @pytest.mark.long(law=LAW)
 def test_what_is_set_aside_and_shared_out_is_the_same_bytes(tmp_path):
     folder = recordings(tmp_path / "arrays")
-    options = ["--classes", str(CLASSES), "--validation", "0.4", "--shard-mebibytes", "0.001", str(folder)]
+    options = [*FIELDS, "--validation", "0.4", "--shard-mebibytes", "0.001", str(folder)]
     for share in ("0/2", "1/2"):
         assert cli.main(["data", "build", "--out", str(tmp_path / "a"), "--share", share, *options]) == 0
     assert cli.main(["data", "build", "--out", str(tmp_path / "b"), "--processes", "2", *options]) == 0
@@ -110,7 +114,7 @@ def test_what_is_set_aside_and_shared_out_is_the_same_bytes(tmp_path):
 
 def test_damage_is_found_and_what_it_holds_is_said(data, capsys):
     assert cli.main(["data", "show", str(data)]) == 0
-    assert "113 frames of float16 x 5 with 300 targets in 6 documents" in capsys.readouterr().out
+    assert "113 elements of token uint16 below 300, features float16x5 in 6 documents" in capsys.readouterr().out
     assert cli.main(["data", "verify", str(data)]) == 0
     shard = next(data.glob("shard-*.bin"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"\7")
@@ -118,17 +122,25 @@ def test_damage_is_found_and_what_it_holds_is_said(data, capsys):
     assert "is damaged" in capsys.readouterr().err
 
 
-def test_the_manifest_is_of_a_format_of_its_own(data):
+def test_a_manifest_whose_fields_were_changed_is_refused(data):
     value = json.loads((data / "manifest.json").read_bytes())
-    assert value["format"] == 3
-    with pytest.raises(InvalidInput, match="has format 2, but this version reads format 3"):
+    token, features = value["fields"]
+    for fields, said in (
+        ([features, token], "the digest of its content is"),
+        ([token, {**features, "type": "float32"}], "the digest of its content is"),
+        ([token, {**features, "type": "complex"}], "the field features has the type complexx5"),
+        ([token, token], "the fields are token, token"),
+        ([], "the fields are missing"),
+        ([{**token, "type": "int64"}], "it must be uint8 or uint16 or uint32"),
+    ):
+        with pytest.raises(InvalidInput, match=said):
+            parse(json.dumps({**value, "fields": fields}).encode(), str(data))
+    with pytest.raises(InvalidInput, match="has format 2, but this version reads format 5"):
         parse(json.dumps({**value, "format": 2}).encode(), str(data))
-    with pytest.raises(InvalidInput, match="the digest of its content is"):
-        parse(json.dumps({**value, "frames": {**value["frames"], "classes": 299}}).encode(), str(data))
 
 
 def test_scripts_are_told_that_rows_are_of_tokens(data, data_cache):
-    with pytest.raises(InvalidInput, match=r"contains frames \(float16 x 5 with 300 targets\), but rows of tokens"):
+    with pytest.raises(InvalidInput, match=r"several fields \(token uint16, features float16x5\), but rows of tokens"):
         Sequences(str(data), LENGTH, 0, CacheSettings(2**20), 1)
 
 
@@ -140,23 +152,70 @@ FINE = np.zeros((3, WIDTH), np.float16)
 
 
 @pytest.mark.parametrize(
-    ("spoil", "options", "says"),
+    ("spoil", "says"),
     [
-        (lambda folder: (folder / "6.npz").write_bytes(b"no"), ["--classes", "300"], "6.npz can't be read"),
-        (lambda folder: save(folder, features=FINE), ["--classes", "300"], "targets"),
-        (lambda folder: save(folder, features=FINE[:, :4], targets=[1, 2, 3]), ["--classes", "300"], "float16 x 4"),
-        (lambda folder: save(folder, features=FINE, targets=[1, 2]), ["--classes", "300"], "each of 3 frames"),
-        (lambda folder: save(folder, features=FINE, targets=[1, 2, 300]), ["--classes", "300"], "from 0 to 299"),
-        (lambda folder: save(folder, features=FINE, targets=[-1, 2, 3]), ["--classes", "300"], "from 0 to 299"),
-        (lambda folder: save(folder, features=FINE * np.nan, targets=[1, 2, 3]), ["--classes", "300"], "not finite"),
-        (lambda folder: save(folder, features=FINE.astype(int), targets=[1, 2, 3]), ["--classes", "300"], "float32"),
-        (lambda folder: (folder / "6.jsonl").write_text('{"text": "a"}'), ["--classes", "300"], "others are text"),
-        (lambda folder: None, [], "give the number of classes"),
-        (lambda folder: None, ["--classes", "300", "--against", "x.jsonl"], "--against compares words"),
+        (lambda folder: (folder / "6.npz").write_bytes(b"no"), "6.npz can't be read"),
+        (
+            lambda folder: save(folder, features=FINE),
+            "6.npz has no targets, but features (float16 [3, 5]): name arrays",
+        ),
+        (
+            lambda folder: save(folder, features=FINE[:, :4], targets=[1, 2, 3]),
+            "its features has the shape [3, 4], but",
+        ),
+        (lambda folder: save(folder, features=FINE, targets=[1, 2]), "6.npz has 2 of targets, 3 of features: each"),
+        (
+            lambda folder: save(folder, features=FINE, targets=[1, 2, 300]),
+            "from 1 to 300, and they must be from 0 to 299",
+        ),
+        (
+            lambda folder: save(folder, features=FINE, targets=[-1, 2, 3]),
+            "from -1 to 3, and they must be from 0 to 299",
+        ),
+        (
+            lambda folder: save(folder, features=FINE, targets=[1.0, 2, 3]),
+            "its targets is a list of float64, but token",
+        ),
+        (lambda folder: save(folder, features=FINE * np.nan, targets=[1, 2, 3]), "has numbers that are not finite"),
+        (
+            lambda folder: save(folder, features=FINE + 1e6, targets=[1, 2, 3]),
+            "has numbers that are not finite, or too",
+        ),
+        (lambda folder: save(folder, features=FINE.astype(int) + 4097, targets=[1, 2, 3]), "that the type would round"),
+        (lambda folder: save(folder, features=FINE.astype(str), targets=[1, 2, 3]), "its features is a list of <U"),
+        (lambda folder: (folder / "6.jsonl").write_text('{"targets": [1], "features": 3}'), "its features is a number"),
+        (lambda folder: (folder / "6.jsonl").write_text('{"targets": [1], "features": [[3], [1, 2]]}'), "of different"),
     ],
 )
-def test_what_can_t_be_built_of_is_named(tmp_path, capsys, spoil, options, says):
+def test_what_can_t_be_built_of_is_named(tmp_path, capsys, spoil, says):
     folder = recordings(tmp_path / "arrays")
     spoil(folder)
-    assert cli.main(["data", "build", "--out", str(tmp_path / "data"), "--processes", "1", *options, str(folder)]) == 78
+    options = ["--out", str(tmp_path / "data"), "--processes", "1", *FIELDS]
+    assert cli.main(["data", "build", *options, str(folder)]) == 78
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ([], "0.npz has no text, but features (float16 [13, 5]), targets (int64 [13]): name arrays with --field"),
+        ([*FIELDS, "--against", "x.jsonl"], "--chat and --against are for text"),
+        (["--tokens", "targets"], "--tokens and --vocab-size go together"),
+        ([*FIELDS, "--field", "features=float32"], "the fields are token, features, features: give each field once"),
+        (["--field", "token=uint8"], "the fields are token: give each field once, and token ids with --tokens"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(tmp_path, capsys, options, says):
+    folder = recordings(tmp_path / "arrays")
+    command = ["data", "build", "--out", str(tmp_path / "data"), "--processes", "1"]
+    assert cli.main([*command, *options, str(folder)]) == 78
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "field", ["time", "time=complex", "time=float32xx", "=float32", "weight=float32", "a=uint8x99999"]
+)
+def test_a_field_of_another_form_is_refused(tmp_path, capsys, field):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["data", "build", "--out", str(tmp_path), "--field", field, str(tmp_path)])
+    assert "give NAME=TYPE, such as features=float16x20" in capsys.readouterr().err

@@ -113,7 +113,7 @@ def test_arrays_of_frames_are_known_by_names_of_any_case(tmp_path):
         (tmp_path / name[0]).mkdir()
         with (tmp_path / name[0] / name).open("wb") as file:
             np.save(file, np.arange(30, dtype=np.float16).reshape(10, 3))
-        assert command(tmp_path / f"out-{name[0]}", tmp_path / name[0]) == 0
+        assert command(tmp_path / f"out-{name[0]}", "--field", "features=float16x3", tmp_path / name[0]) == 0
     assert digest(tmp_path / "out-a") == digest(tmp_path / "out-A")
 
 
@@ -295,8 +295,9 @@ FOLDERS = {
     "JSON beside data": (["a.jsonl", "b.json"], ["b.json"], ["a.jsonl"], {"JSON beside other data": ["b.json"]}),
     "JSON beside text": (["a.json", "b.md"], ["b.md"], ["a.json"], {"no data, judging by the name": ["b.md"]}),
     "CSV beside data": (["a.jsonl", "b.CSV"], ["b.CSV"], ["a.jsonl"], {"CSV and TSV are not supported": ["b.CSV"]}),
-    "archive beside text": (["a.txt", "b.tar.gz"], ["b.tar.gz"], ["a.txt"],
-                            {"archives are not supported": ["b.tar.gz"]}),
+    "archive beside text": (["a.txt", "b.zip"], ["b.zip"], ["a.txt"],
+                            {"of archives, only .tar is supported": ["b.zip"]}),
+    "samples beside text": (["a.txt", "b.tar.gz"], ["a.txt"], ["b.tar.gz"], {"text beside other data": ["a.txt"]}),
     "incomplete download": (["a.jsonl", "b.jsonl.part"], ["b.jsonl.part"], ["a.jsonl"],
                             {"its name has more after .jsonl, so it may be incomplete": ["b.jsonl.part"]}),
     "text alone": (["LICENSE", "README.md", "a.txt", "main.py"], [], ["LICENSE", "README.md", "a.txt", "main.py"], {}),
@@ -361,10 +362,10 @@ def test_a_build_that_would_leave_data_out_does_nothing_unless_told_to(tmp_path,
 
 
 def test_a_file_that_is_named_itself_is_refused_by_the_same_rules(tmp_path, capsys):
-    folder = put(tmp_path / "in", {"README.md": b"text", "a.tar": tar("0.txt"), "a.jsonl.lz4": b"?"})
-    for name in ("a.tar", "a.jsonl.lz4"):
+    folder = put(tmp_path / "in", {"README.md": b"text", "a.zip": b"?", "a.jsonl.lz4": b"?"})
+    for name, reason in (("a.zip", "of archives, only .tar"), ("a.jsonl.lz4", "this compression")):
         assert command(tmp_path / "out", folder / name) == 78
-        assert "archives are not supported)" in capsys.readouterr().err or name == "a.jsonl.lz4"
+        assert f"{reason} is " in capsys.readouterr().err
     assert command(tmp_path / "out", folder / "README.md") == 0
     os.mkfifo(folder / "pipe")
     assert command(tmp_path / "out", folder / "pipe") == 78

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 import trainingjob
 from builders.programs import SEARCH_PATH
 from builders.stores.hostile import proxy
-from concertina_data.data_manifest import FORMAT, NAME, DataManifest, TokenizerFacts
+from concertina_data.data_manifest import FORMAT, NAME, DataManifest, TokenizerFacts, token_field
 from concertina_protocol.sidecar import read_sidecar
 from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.saved import LocalShard
 from concertina_trainer.config.data_config import DataConfig
-from concertina_trainer.data.build.write import Draft
+from concertina_trainer.data.build.draft import Draft
 from concertina_trainer.data.read.sequence_reader import Reader
 from trainingjob import _connection
 
@@ -38,7 +38,8 @@ def write(uri: str, token_bytes: int, shards: int = 20, least: int = 400) -> str
         draft.documents = [part.astype(f"<u{token_bytes}").tobytes() for part in np.array_split(tokens, 5)]
         written += draft.put(folder, f"shard-{index:06}", token_bytes)
     facts = TokenizerFacts("random", "random", 0)
-    folder.put(NAME, DataManifest(FORMAT, token_bytes, 2 ** (8 * token_bytes), facts, tuple(written)).to_json())
+    size = 2 ** (8 * token_bytes)
+    folder.put(NAME, DataManifest(FORMAT, size, facts, (token_field(size),), tuple(written)).to_json())
     return uri
 
 

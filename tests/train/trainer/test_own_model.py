@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from builders.programs import AUDIO, PROGRAMS
+from builders.programs import AUDIO, AUDIO_FIELDS, CLICKS, PROGRAMS
 from builders.train import node, states
 from builders.train.gradients import whole_gradient
 from concertina_state.format.read_plan import Box
@@ -40,7 +40,7 @@ def features(tmp_path_factory):
     """As the example makes them."""
     folder = tmp_path_factory.mktemp("audio")
     runpy.run_path(str(AUDIO / "make_features.py"))["main"](folder / "features", 30)
-    options = ["--classes", "8", "--validation", "0.2", "--shard-mebibytes", "0.1", "--processes", "1"]
+    options = [*AUDIO_FIELDS, "--validation", "0.2", "--shard-mebibytes", "0.1", "--processes", "1"]
     assert cli.main(["data", "build", "--out", str(folder / "data"), *options, str(folder / "features")]) == 0
     return folder / "data"
 
@@ -73,7 +73,7 @@ def plain_frames(config):
     from audio_model import AudioModel
 
     found = Reader(config.data, 32, config.seed).sequences(np.arange(100, 100 + config.global_batch_size))
-    features, targets = torch.from_numpy(found.features).float(), torch.from_numpy(found.tokens)
+    features, targets = torch.from_numpy(found.fields["features"]).float(), torch.from_numpy(found.tokens)
     model = filled(AudioModel(20, 8, **config.model.options), config)
     frames, logits = model(features[:, :-1])
     distance = (frames - features[:, 1:]).abs().mean()
@@ -114,7 +114,8 @@ def evaluations(outcome):
 
 
 def test_killed_in_one_world_it_goes_on_in_another(folder, parent, of_frames):
-    trainer = {**of_frames, "evaluation": {"everySteps": 4, "sequences": 16}}
+    transformed = {**of_frames["data"], "transform": "audio_augment:louder"}
+    trainer = {**of_frames, "data": transformed, "evaluation": {"everySteps": 4, "sequences": 16}}
     whole = node.Job(folder / "whole", parent, trainer).run(1)
     assert whole.codes == {0: 0}, whole.output
     job = node.Job(folder / "killed", parent, trainer)
@@ -127,6 +128,24 @@ def test_killed_in_one_world_it_goes_on_in_another(folder, parent, of_frames):
     assert {**evaluations(first), **evaluations(resumed)} == pytest.approx(evaluations(whole), rel=REASSOCIATION)
     assert list(evaluations(whole)) == [4, 8, 12]
     assert whole.losses[12] < 0.8 * whole.losses[1], "it learns"
+
+
+def test_the_next_event_is_learnt_from_ids_and_times(folder, parent, trainer, tmp_path, monkeypatch):
+    """The item after a pause is another one than the item without a pause, so times are needed to predict it."""
+    monkeypatch.syspath_prepend(str(CLICKS))
+    runpy.run_path(str(CLICKS / "make_clicks.py"))["main"](tmp_path / "clicks.jsonl", 400)
+    options = ["--tokens", "item", "--vocab-size", "200", "--field", "time=int64", "--processes", "1"]
+    data = tmp_path / "data"
+    assert cli.main(["data", "build", "--out", str(data), *options, str(tmp_path / "clicks.jsonl")]) == 0
+    assert cli.main(["data", "pack", str(data), "--length", "32"]) == 0
+    model = {"entrypoint": "clicks_model:spec", "options": {"dim": 32}, "sequenceLength": 32}
+    faster = {"steps": 80, "globalBatchSize": 32, "optimizer": {"learningRate": 0.02, "warmupSteps": 4}}
+    job = {**trainer, **faster, "data": {"uri": str(data), "documents": "Bucketed"}, "model": model}
+    outcome = node.Job(folder, parent, job).run(2)
+    assert set(outcome.codes.values()) == {0}, outcome.output
+    uncertain = -0.75 * np.log(0.75) - 0.25 * np.log(0.25)
+    print(f"loss {outcome.losses[80]:.3f}, and {uncertain:.3f} without times")
+    assert outcome.losses[80] < 0.7 * uncertain
 
 
 def test_survivors_compile_nothing_again(folder, parent, of_tokens, tmp_path):

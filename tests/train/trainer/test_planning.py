@@ -14,7 +14,7 @@ from concertina.planning.hardware import FABRICS, GPUS, FabricName, GpuName
 from concertina.planning.layout import OwnDescription, ParallelLayout
 from concertina.planning.timing import COUNTED, moved, step_time
 from concertina.planning.traffic import traffic
-from concertina_data.data_manifest import FrameFacts
+from concertina_data.data_manifest import Field
 from concertina_state.errors import InvalidInput
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
@@ -186,7 +186,7 @@ def test_real_ranks_take_what_is_planned_of_an_optimizer(parent, tmp_path, name)
 
 WIDTH = 20
 TOKENS, FRAMES = (
-    DataDescription(MODEL["vocabSize"], frames) for frames in (None, FrameFacts(WIDTH, 2, MODEL["vocabSize"]))
+    DataDescription(MODEL["vocabSize"], fields) for fields in ((), (Field("features", "float16", WIDTH),))
 )  # fmt: skip
 OWN = {
     "tokens": ("workers.own:spec", {"dim": 96, "layers": 6, "dropout": 0.1}, TOKENS),
@@ -226,7 +226,7 @@ def programs(monkeypatch):
 )  # fmt: skip
 def test_real_ranks_take_what_is_planned_of_a_model_of_one_s_own(parent, programs, tmp_path, kind, activations, layout):
     asked, data = own_model(kind, activations=activations)
-    width = data.frames.width if data.frames else 0
+    width = WIDTH if data.fields else 0
     real = taken_by(parent, tmp_path, asked, LAYOUTS[layout], 4, width=width)[0]
     found = TrainerConfig.model_validate(asked)
     planned = planning.memory(found, ParallelismConfig.model_validate(LAYOUTS[layout]), 4, 0, data)
@@ -263,7 +263,7 @@ def test_512_ranks_send_what_is_planned_of_a_model_of_one_s_own(programs, layout
     told = described(found, data)
     assert told.weights == MODEL["vocabSize"] * 512 + 1 + told.in_blocks
     assert told.in_blocks == 4 * (3 * 512 * 512 + 3 * 512)
-    here = ParallelLayout(found, parallelism, 512, 8, OwnDescription(**dataclasses.asdict(told), data={"frames": None}))
+    here = ParallelLayout(found, parallelism, 512, 8, OwnDescription(**dataclasses.asdict(told), data={"fields": []}))
     counted = collections.Counter()
     for name, size in planned.sent.items():
         counted[name.partition(" ")[0].replace("fsdp", "shard")] += size
@@ -311,7 +311,7 @@ def test_what_is_counted_is_scaled_to_what_published_runs_set(as_own):
     )
     told = described(own, data)
     assert told.weights == decoder.model.weights
-    facts = OwnDescription(**dataclasses.asdict(told), data={"frames": None})
+    facts = OwnDescription(**dataclasses.asdict(told), data={"fields": []})
     seconds = [
         step_time(
             ParallelLayout(each, ParallelismConfig(), 64, 8, of), GPUS[GpuName.h100], FABRICS[FabricName.infiniband400]

@@ -17,7 +17,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from concertina.cli.main import app
-from concertina_data.data_manifest import NAME, OF_FRAMES, DataManifest, FrameFacts, TokenizerFacts
+from concertina_data.data_manifest import FORMAT, NAME, DataManifest, Field, TokenizerFacts, token_field
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.format import hf_config
 
@@ -280,11 +280,11 @@ def audio(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def features(tmp_path: Path) -> str:
     """Write the manifest of a data set. Nothing else of the data set is read."""
-    frames = FrameFacts(20, 2, 8)
+    fields = (token_field(8), Field("features", "float16", 20))
     facts = TokenizerFacts("frames", "digest", 0)
     folder = tmp_path / "features"
     folder.mkdir()
-    (folder / NAME).write_bytes(DataManifest(OF_FRAMES, 44, 8, facts, (), frames).to_json())
+    (folder / NAME).write_bytes(DataManifest(FORMAT, 8, facts, fields, ()).to_json())
     return str(folder)
 
 
@@ -310,7 +310,7 @@ def test_a_model_of_one_s_own_is_planned_as_its_data_and_its_code_say(
 
 def test_a_model_of_one_s_own_in_words(audio: None, tmp_path: Path) -> None:
     """Its data are told, as nobody here can read them."""
-    done = plan(own(tmp_path), "--no-memory", "--vocab-size", 8, "--width", 20)
+    done = plan(own(tmp_path), "--no-memory", "--vocab-size", 8, "--field", "features=float16x20")
     assert done.exit_code == 0, done.output
     assert re.search(r"^Parameters +\d+,\d+, [\d.e+]+ FLOPs a frame *$", done.stdout, re.MULTILINE)
     assert re.search(r"^Batch +64 sequences of 100 frames: ", done.stdout, re.MULTILINE)
@@ -330,7 +330,7 @@ def test_a_model_of_one_s_own_in_words(audio: None, tmp_path: Path) -> None:
             "(ModuleNotFoundError: No module named 'no_such_package'): `concertina plan` runs it, so install its "
             "package, add its folder to PYTHONPATH, or plan in its image (--python 'docker run", id="package",
         ),
-        pytest.param(MODEL, ("--width", 20), "--vocab-size and --width are for a model of your own", id="decoder"),
+        pytest.param(MODEL, ("--field", "a=int64"), "--vocab-size and --field are for a model of", id="decoder"),
     ],
 )  # fmt: skip
 def test_what_is_missing_to_plan_a_model_of_one_s_own_is_one_sentence(

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from builders.mutated import Reader, all_of, plays
 from builders.train.published import publish
+from builders.train.record_files import archive, example, records
 from concertina_data import data_manifest as data_manifest
 from concertina_protocol import SnapshotId, Undone
 from concertina_protocol.sidecar import Damaged
@@ -40,7 +41,10 @@ from concertina_trainer.state.weights import SafetensorsFiles
 HERE = "tests/unit/trainer/test_strange_bytes.py"
 FOLDER = Path(tempfile.mkdtemp(prefix="concertina-fuzz-"))
 SHARD = data_manifest.TokenShard("a.bin", 100, 200, "0" * 64, 7, "a.docs", 3, "1" * 64)
-DATA = data_manifest.DataManifest(2, 2, 256, data_manifest.TokenizerFacts("bytes", "digest", 0), (SHARD, SHARD))
+DATA = data_manifest.DataManifest(
+    data_manifest.FORMAT, 256, data_manifest.TokenizerFacts("bytes", "digest", 0),
+    (data_manifest.token_field(256), data_manifest.Field("time", "float64", 3)), (SHARD, SHARD),
+)  # fmt: skip
 LAYOUT = Layout([Chunk("b", "F32", (4, 0), (2, 3), (6, 3)), Chunk("half", "BF16", (0,), (3,), (3,))])
 FACTS = ShardMetadata(SnapshotId(3, 7, "digest", 2), 1, 210, "c", "d", skipped=((1, 5),))
 
@@ -136,7 +140,7 @@ def documents(ending: str) -> Callable[[bytes], list[bytes]]:
     def of(content: bytes) -> list[bytes]:
         file.write_bytes(content)
         source = DataSource(str(file), len(content))
-        pieces = sources.cut(source, 40, "text")
+        pieces = sources.cut(source, 40, ("text",))
         return [text for piece in pieces for text in sources.read_documents(piece, "text")]
 
     return of
@@ -160,6 +164,8 @@ MANY = 100_000
 """Maximum length of an error in characters: it has a sentence for each field."""
 TRAINER = TrainerConfig.model_validate({"data": {"uri": "/data"}}).model_dump_json(by_alias=True).encode()
 MODEL = ModelConfig()
+TAR = archive((f"{name}.text", name.encode()) for name in "abc")
+TFRECORD = records(example({"text": name}) for name in (b"a", b"b"))
 LINES = b'{"text": "a"}\n{"text": "b", "more": [1, {"c": 2}]}\n\n{"text": null}\n'
 SAID = (InvalidInput, StorageError)
 LATEST = RUN / latest.LATEST
@@ -225,6 +231,8 @@ READERS = {
     ),
     "text": Reader(documents("txt"), [LINES], (InvalidInput,), list),
     "Arrow": Reader(documents("arrow"), [arrow()], (InvalidInput,), list),
+    "a tar archive": Reader(documents("tar"), [TAR], (InvalidInput,), list),
+    "TFRecord": Reader(documents("tfrecord"), [TFRECORD], (InvalidInput,), list),
     "the trainer section of a manifest": Reader(
         lambda text: TrainerConfig.model_validate(manifest.parse(text, "s3://b/x").trainer),
         [(NEWER / manifest.NAME).read_bytes()[:-1] + b', "trainer": ' + TRAINER + b"}"],

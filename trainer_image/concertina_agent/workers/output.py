@@ -18,7 +18,9 @@ from concertina_protocol.waiting import within
 KEEP_LINES = 50
 MAX_KEPT = 2000
 """Maximum number of characters of a line that are kept."""
-NOISE = re.compile(rb"nanobind: | - leaked (instance|type|function) | - \.\.\. skipped remainder|See https://nanobind\.")
+NOISE = re.compile(
+    rb"nanobind: | - leaked (instance|type|function) | - \.\.\. skipped remainder|See https://nanobind\."
+)
 """Lines that nanobind, a library of triton, prints when a Python process ends after an error.
 
 There are more of them than lines that are kept, so they would replace the error itself.

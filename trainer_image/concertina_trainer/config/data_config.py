@@ -10,7 +10,7 @@ from pydantic import Field
 from concertina_data.order import GROUPS, MOST_GROUPS
 from concertina_protocol.quantities import parse_quantity
 from concertina_state.format.shardfile import LONGEST_SET_NAME, MOST_SETS
-from concertina_trainer.config.section import Section, SectionRule
+from concertina_trainer.config.section import ENTRYPOINT, Section, SectionRule
 
 DATA_URI = r"^((s3|gs|az)://.+|file:///.+|/.+)$"
 """Location of data: a regular expression of RE2 and of Python."""
@@ -87,6 +87,13 @@ class DataConfig(Section):
         description="Number of groups into which the shards are divided. Each batch has the same number of sequences "
         "of each group, so a node reads only the groups that its workers train on. A run can't change it, because it "
         "determines the order of the data.",
+    )
+    transform: str | None = Field(
+        default=None,
+        max_length=256,
+        pattern=ENTRYPOINT,
+        description="Your own function that transforms each sample, as package.module:function, in the image of the "
+        "container trainer (docs/typed-data.md). Absent: samples are not transformed.",
     )
     cache_size: str = Field(
         default="4Gi",

@@ -13,7 +13,7 @@ from pydantic.alias_generators import to_camel
 
 from concertina_trainer.config.model_sizes import EXPERTS, OF_DATA, SIZES, WITH_EXPERTS, ModelSize, value_of_size
 from concertina_trainer.config.positions_config import RopeScalingConfig, RotaryPairs
-from concertina_trainer.config.section import Section, SectionRule
+from concertina_trainer.config.section import ENTRYPOINT, Section, SectionRule
 from concertina_trainer.config.window_config import WindowConfig
 
 
@@ -161,7 +161,7 @@ class ModelConfig(Section):
     entrypoint: str | None = Field(
         default=None,
         max_length=256,
-        pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$",
+        pattern=ENTRYPOINT,
         description="Your own model, as package.module:spec: a ModelSpec in the image of the container "
         "trainer (docs/own-models.md). With it, only options and sequenceLength apply. Absent: "
         "the bundled decoder.",

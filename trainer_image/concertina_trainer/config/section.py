@@ -12,6 +12,9 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.alias_generators import to_camel
 
+ENTRYPOINT = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+"""Name of an object in Python code, as package.module:name: a regular expression of RE2 and of Python."""
+
 
 @dataclasses.dataclass(frozen=True)
 class SectionRule:

@@ -8,13 +8,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from concertina_data.data_manifest import short_digest
+from concertina_data.data_manifest import short_digest, token_field
 from concertina_state.errors import InvalidInput
 from concertina_trainer.data.defaults import BYTES
 from concertina_trainer.data.rangefile import read_whole, split
 
-TYPES = {1: "<u1", 2: "<u2", 4: "<u4"}
-"""numpy format of a token on disk, by its size in bytes."""
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]")
 """Tokens that may mark the end of a document. The first of them that a tokenizer has is used."""
 
@@ -23,8 +21,7 @@ _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|i
 class Tokenizer:
     """Tokenizer of documents.
 
-    `encode` returns the tokens of each document as bytes: little-endian, `token_bytes` per token. The separator is the
-    last token.
+    `encode` returns the tokens of each document as bytes, in the type of `token_field`. The last one is the separator.
     """
 
     name: str
@@ -35,16 +32,6 @@ class Tokenizer:
     encode: Callable[[Sequence[bytes]], list[bytes]]
     file: bytes = b""
     """Contents of tokenizer.json, or empty for another kind of tokenizer."""
-    frame_bytes: int = 0
-    """Size in bytes of an element that is a frame, or 0 if elements are tokens."""
-
-    @property
-    def token_bytes(self) -> int:
-        return self.frame_bytes or token_bytes(self.vocab_size)
-
-
-def token_bytes(vocab_size: int) -> int:
-    return next(size for size in TYPES if vocab_size <= 256**size)
 
 
 @functools.lru_cache(maxsize=2)
@@ -96,7 +83,7 @@ def _hugging_face(location: str, separator: str) -> Tokenizer:
     if end is None:
         raise _no_separator(location, separator)
     size = max(loaded.get_vocab(with_added_tokens=True).values()) + 1
-    kind = TYPES[token_bytes(size)]
+    kind = np.dtype(token_field(size).type).newbyteorder("<")
 
     def encode(documents: Sequence[bytes]) -> list[bytes]:
         texts = [document.decode(errors="replace") for document in documents]
@@ -114,7 +101,7 @@ def _tiktoken(name: str, separator: str, split_pattern: str) -> Tokenizer:
     end = specials.get(separator or "<|endoftext|>")
     if end is None:
         raise _no_separator(name, separator)
-    kind = TYPES[token_bytes(encoding.n_vocab)]
+    kind = np.dtype(token_field(encoding.n_vocab).type).newbyteorder("<")
     content = hashlib.sha256(encoding._pat_str.encode())
     for token, rank in sorted(encoding._mergeable_ranks.items(), key=lambda item: item[1]):
         content.update(b"%d %b\n" % (rank, token))

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from concertina_data.data_manifest import Field
 from concertina_state.errors import InvalidInput
 from concertina_state.format.read_plan import Box
 from concertina_trainer.config.memory_config import Activations
@@ -32,6 +33,15 @@ SAME = 1e-2
 
 Both values have rounding errors, whose size depends on the precision of the computation.
 """
+
+
+_OF_VECTORS = 3
+"""Dimensions of a field whose values are vectors: `[rows, length + 1, width]`."""
+
+
+def widths(fields: Sequence[Field]) -> dict[str, int]:
+    """Return the width of each field by name, as DataShape has it."""
+    return {field.name: field.width for field in fields}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,8 +181,9 @@ class OwnSpec:
 
 def own_spec(config: TrainerConfig, reader: Reader) -> OwnSpec | None:
     """Return the job's custom model with its arguments, or None if the job trains the bundled decoder."""
-    width = reader.frames.width if reader.frames else 0
-    return OwnSpec(config, DataShape(reader.length, reader.vocab_size, width)) if config.model.entrypoint else None
+    if not config.model.entrypoint:
+        return None
+    return OwnSpec(config, DataShape(reader.length, reader.vocab_size, widths(reader.fields)))
 
 
 IN_ITS_IMAGE = "install it in the image of the container trainer, or add its folder to PYTHONPATH there"
@@ -249,8 +260,11 @@ class OwnModel(nn.Module):
             batch.weights.requires_grad_()
             self._versions = self._buffer_versions()
         torch.manual_seed(self._noise(batch))
-        if batch.features is not None:
-            batch = dataclasses.replace(batch, features=batch.features.to(self._dtype))
+        fields = {
+            name: values.to(self._dtype) if values.is_floating_point() and values.dim() == _OF_VECTORS else values
+            for name, values in batch.fields.items()
+        }
+        batch = dataclasses.replace(batch, fields=fields)
         loss = self.own.spec.loss(self.model, batch)
         if not isinstance(loss, Tensor) or loss.dim() or (training and not loss.requires_grad):
             raise InvalidInput(

@@ -29,9 +29,9 @@ class DataShape:
     sequence_length: int
     """`trainer.model.sequenceLength`: number of predictions per sequence. A sequence has one element more."""
     vocab_size: int
-    """Upper bound (exclusive) of token values, or of the targets of frames. 0 for frames without targets."""
-    width: int = 0
-    """Number of values per frame. 0 if the data are tokens."""
+    """Upper bound (exclusive) of token ids, or 0 if the data have none."""
+    widths: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Width of each other field of the data, by name: the numbers of a vector, or 0 for a single number."""
 
 
 @dataclasses.dataclass(frozen=True)

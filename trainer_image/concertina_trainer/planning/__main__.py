@@ -17,7 +17,7 @@ import sys
 import warnings
 from typing import Any
 
-from concertina_data.data_manifest import FrameFacts
+from concertina_data.data_manifest import Field
 from concertina_state.errors import InvalidInput
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
@@ -31,7 +31,7 @@ INVALID_INPUT = 2
 def answered(request: dict[str, Any]) -> object:
     """Return the answer to a request. The fields of a request decide what it asks for:
 
-    - {trainer, data}: the description of a custom model. `data`, if known, is {vocab_size, frames}, as in the answer.
+    - {trainer, data}: the description of a custom model. `data`, if known, is {vocab_size, fields}, as in the answer.
     - {trainer, data, parallelism, size}: the memory of the fullest ranks in this layout with `size` ranks.
     - {trainer, data, parallelism, size, deviceBytes}: the settings with which the job fits into so many bytes of
       memory.
@@ -56,8 +56,7 @@ def answered(request: dict[str, Any]) -> object:
 def _data(fields: dict[str, Any] | None) -> DataDescription | None:
     if fields is None:
         return None
-    frames = fields.get("frames")
-    return DataDescription(fields["vocab_size"], FrameFacts(**frames) if frames else None)
+    return DataDescription(fields["vocab_size"], tuple(Field(**field) for field in fields["fields"]))
 
 
 def _as_object(rank_memory: RankMemory) -> dict[str, Any]:

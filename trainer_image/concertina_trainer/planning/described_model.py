@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from concertina_data.data_manifest import FrameFacts
+from concertina_data.data_manifest import Field
 from concertina_data.opening import open_place, read_manifest
 from concertina_data.places import CacheSettings
 from concertina_state.errors import InvalidInput
@@ -22,9 +22,9 @@ from concertina_state.objects.prefix import StorageError
 from concertina_trainer.config.data_config import DocumentMode
 from concertina_trainer.config.memory_config import Activations
 from concertina_trainer.config.trainer import Precision, TrainerConfig
-from concertina_trainer.data.frames import FLOATS
+from concertina_trainer.data.elements import empty_rows
 from concertina_trainer.data.read.batches import Microbatch
-from concertina_trainer.model.own import OwnModel, OwnSpec, loaded, said
+from concertina_trainer.model.own import OwnModel, OwnSpec, loaded, said, widths
 from concertina_trainer.model.spec import DataShape
 from concertina_trainer.parallel.shard import compute_dtype
 from concertina_trainer.planning.description import Description
@@ -46,11 +46,12 @@ class DataDescription:
     """Properties of the data that a custom model has to fit."""
 
     vocab_size: int
-    """Upper bound (exclusive) of token values, or of the targets of frames."""
-    frames: FrameFacts | None = None
+    """Upper bound (exclusive) of token ids, or 0 if the data have none."""
+    fields: tuple[Field, ...] = ()
+    """Fields beside the token and its weight."""
 
     def shape(self, config: TrainerConfig) -> DataShape:
-        return DataShape(config.model.sequence_length, self.vocab_size, self.frames.width if self.frames else 0)
+        return DataShape(config.model.sequence_length, self.vocab_size, widths(self.fields))
 
 
 def data_of(config: TrainerConfig) -> DataDescription:
@@ -66,9 +67,9 @@ def data_of(config: TrainerConfig) -> DataDescription:
     except (InvalidInput, StorageError, OSError, ImportError) as error:
         raise InvalidInput(
             f"the data can't be read here, and {config.model.entrypoint} needs their description to build "
-            f"the model: {error} Or give --vocab-size, and --width for frames."
+            f"the model: {error} Or give --vocab-size, and --field for each other field."
         ) from error
-    return DataDescription(max(manifest.vocab_size for manifest in manifests), manifests[0].frames)
+    return DataDescription(max(manifest.vocab_size for manifest in manifests), manifests[0].more_fields)
 
 
 def as_on_gpus(config: TrainerConfig) -> TrainerConfig:
@@ -87,15 +88,11 @@ def microbatch(config: TrainerConfig, rows: int, data: DataDescription | None = 
     tokens, weights = torch.zeros(rows, length + 1, dtype=torch.int64), torch.zeros(rows, length)
     if data is None:
         return Microbatch(tokens, weights, None)
-    ids = features = None
+    ids = None
     if config.data.documents in (DocumentMode.masked, DocumentMode.packed):
         ids = torch.zeros(rows, length, dtype=torch.int32)
-    if data.frames is not None:
-        features = torch.zeros(rows, length + 1, data.frames.width, dtype=_TYPES[FLOATS[data.frames.number_bytes]])
-    return Microbatch(tokens, weights, ids, tuple(range(rows)), features)
-
-
-_TYPES = {"<f2": torch.float16, "<f4": torch.float32}
+    fields = {name: torch.from_numpy(values) for name, values in empty_rows(data.fields, rows, length + 1).items()}
+    return Microbatch(tokens, weights, ids, tuple(range(rows)), fields)
 
 
 @contextlib.contextmanager

@@ -219,7 +219,7 @@ def evaluation_readers(config: TrainerConfig, training: Reader, begun: bool = Fa
 
 def _reader(config: TrainerConfig, begun: bool, **changed: Any) -> Reader:
     data: DataConfig = config.data.model_copy(update={**changed, "groups": GROUPS})
-    return Reader(data, config.model.sequence_length, SEED, begun=begun)
+    return Reader(data, config.model.sequence_length, SEED, begun=begun, evaluates=True)
 
 
 def _validation_reader(config: TrainerConfig, begun: bool) -> Reader:

@@ -13,7 +13,7 @@ import pytest
 
 from builders.cluster.drills import build_data
 from builders.cluster.operator_process import Jobs, endless, paced
-from builders.programs import AUDIO, FAULTS
+from builders.programs import AUDIO, AUDIO_FIELDS, FAULTS
 from concertina.local.errors import LocalClusterError
 
 Object = dict[str, Any]
@@ -97,7 +97,7 @@ def test_blocks_are_killed_shrunk_and_grown_on_the_same_curve(jobs: Jobs, tmp_pa
 def test_so_is_a_model_of_one_s_own_and_its_copies(jobs: Jobs, tmp_path: Path) -> None:
     """The custom model is the example's, on its features."""
     runpy.run_path(str(AUDIO / "make_features.py"))["main"](tmp_path / "features", 60)
-    build_data(str(tmp_path / "data"), {}, "--validation", "0.3", "--classes", "8", source=tmp_path / "features")
+    build_data(str(tmp_path / "data"), {}, "--validation", "0.3", *AUDIO_FIELDS, source=tmp_path / "features")
     check_one_curve(jobs, tmp_path / "data", OWN_MODEL)
 
 

@@ -36,8 +36,10 @@ TEXT = b"a line of text\n" * 30
         ("a.gz", FileKind("text", "gzip", ".gz")),
         ("A.PARQUET", FileKind("parquet", "", ".parquet")),
         ("a.Arrow", FileKind("arrow", "", ".arrow")),
-        ("a.NPY", FileKind("frames", "", ".npy")),
-        ("a.npz", FileKind("frames", "", ".npz")),
+        ("a.NPY", FileKind("NumPy", "", ".npy")),
+        ("a.npz", FileKind("NumPy", "", ".npz")),
+        ("A.TAR.GZ", FileKind("a tar archive", "gzip", ".tar.gz")),
+        ("a.tfrecord-00003-of-00010", FileKind("TFRecord", "", ".tfrecord")),
         ("jsonl", FileKind("text", "", "")),
         ("s3://b/x.jsonl/part-00000", FileKind("text", "", "")),
     ],
@@ -50,10 +52,9 @@ def test_names_are_compared_without_case(name, kind):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("a.tar", "archives are not supported"),
-        ("A.TAR.GZ", "archives are not supported"),
-        ("a.tgz", "archives are not supported"),
-        ("a.zip", "archives are not supported"),
+        ("a.tgz", "this suffix is not supported: rename it, as .tar.gz"),
+        ("a.zip", "of archives, only .tar is supported"),
+        ("a.tar.part", "its name has more after .tar"),
         ("a.csv", "CSV"),
         ("a.csv.zst", "CSV"),
         ("a.jsonl.lz4", "this compression is not supported"),
@@ -93,7 +94,7 @@ def test_data_that_are_not_read_are_known_by_name(name, reason):
         ("a.md.gz", Role.PROSE),
         ("notes.md", Role.OTHER),
         ("main.py", Role.OTHER),
-        ("x.tar", Role.UNREADABLE),
+        ("x.zip", Role.UNREADABLE),
     ],
 )
 def test_names_say_what_part_a_file_has_in_its_folder(name, role):

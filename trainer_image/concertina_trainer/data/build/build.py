@@ -24,8 +24,6 @@ from pathlib import Path
 from concertina_data.data_manifest import (
     FORMAT,
     NAME,
-    OF_CHATS,
-    OF_FRAMES,
     VALIDATION,
     ChatFacts,
     DataManifest,
@@ -35,8 +33,9 @@ from concertina_data.data_manifest import (
 from concertina_protocol.codec.typed_json import from_json
 from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
+from concertina_trainer.data.build.duplicates import first_occurrences, removed
 from concertina_trainer.data.build.find import find_evaluation
-from concertina_trainer.data.build.recipe import Recipe
+from concertina_trainer.data.build.recipe import Duplicates, Recipe
 from concertina_trainer.data.build.sources import DataSource, Piece, check, cut
 from concertina_trainer.data.build.write import ChatCounts, ShardInput, Written, write
 from concertina_trainer.data.defaults import CHAT_TEMPLATE, SHARD_BYTES
@@ -59,6 +58,8 @@ class BuildProgress:
     """Manifest of the finished data set, in the last report of the process that writes it."""
     overlap: dict[str, object] | None = None
     """Counts of the overlap with evaluation files in that report, if they were requested."""
+    duplicates: int | None = None
+    """Number of documents that occurred before, if it was requested."""
 
 
 def build(
@@ -68,14 +69,16 @@ def build(
     recipe: Recipe = Recipe(),  # noqa: B008 - it is immutable
     processes: int = 1,
     share: tuple[int, int] = (0, 1),
+    most_overlapping: int | None = None,
 ) -> Iterator[BuildProgress]:
     """Build a data set in the folder `out`, which is a URI or a path, and yield the progress.
 
     If an earlier build of the same data was interrupted, this build continues it. All tokens of a document are in the
     same shard. `share` is (i, n) if n machines build together, and this one is machine i, counting from 0.
+    `most_overlapping` is the maximum number of training documents that share an n-gram with the evaluation files.
 
     Raises:
-        InvalidInput: When the sources can't be used, or `out` holds other data.
+        InvalidInput: When the sources can't be used, `out` holds other data, or more documents overlap.
         StorageError: When durable storage can't be read or written.
     """
     uri = out if "://" in out else str(Path(out).resolve())
@@ -97,7 +100,7 @@ def build(
     for shard in _written(missing, writing, processes):
         done += shard.size
         yield BuildProgress(done, total)
-    finished = _finish(folder, key, len(inputs), recipe)
+    finished = _finish(folder, key, len(inputs), recipe, most_overlapping)
     if finished is not None:
         yield BuildProgress(total, total, *finished)
 
@@ -110,7 +113,7 @@ def plan(sources: Sequence[DataSource], shard_bytes: int, recipe: Recipe) -> lis
     inputs: list[ShardInput] = []
     group: list[Piece] = []
     size = 0
-    for piece in (piece for source in sources for piece in cut(source, shard_bytes, recipe.column)):
+    for piece in (piece for source in sources for piece in cut(source, shard_bytes, recipe.columns)):
         if group and size + piece.size > shard_bytes:
             inputs.append(ShardInput(len(inputs), tuple(group), size))
             group, size = [], 0
@@ -142,10 +145,7 @@ def _key(inputs: Sequence[ShardInput], shard_bytes: int, recipe: Recipe) -> str:
     """
     against = find_evaluation(recipe.against) if recipe.against else []
     options, template = dataclasses.asdict(recipe), recipe.chat_template()
-    if recipe.chats is None:  # the digest of a build of text is that of earlier versions
-        del options["chats"]
-    else:
-        options["template"] = template and template.digest
+    options["template"] = template and template.digest
     content = [
         options, recipe.load_tokenizer().digest, shard_bytes,
         [dataclasses.asdict(source) for source in against], [dataclasses.asdict(shard) for shard in inputs],
@@ -194,12 +194,20 @@ def _record(records: str, index: int) -> str:
     return f"{records}/part-{index:06}.json"
 
 
+def _digests(records: str, index: int) -> tuple[str, str]:
+    """Return the names of the digests of an input's training documents and validation documents."""
+    return f"{records}-digests/part-{index:06}", f"{records}-digests/aside-{index:06}"
+
+
 def _write(shard: ShardInput, uri: str, key: str, recipe: Recipe, shard_bytes: int) -> ShardInput:
     """Write the shards of an input, and then the record that the input is finished. Any process can call this."""
     folder = ObjectPrefix(uri)
     check_claim = functools.partial(_check_claim, folder, key)
-    written = write(shard, uri, VALIDATION, recipe, shard_bytes, check_claim)
+    written, digests = write(shard, uri, VALIDATION, recipe, shard_bytes, check_claim)
     check_claim()
+    if recipe.duplicates is not Duplicates.kept:
+        for name, content in zip(_digests(_records(key), shard.index), digests, strict=True):
+            folder.put(name, content)
     folder.put(_record(_records(key), shard.index), json.dumps(dataclasses.asdict(written)).encode())
     return shard
 
@@ -245,15 +253,16 @@ def _end_with_parent() -> None:
 
 
 def _finish(
-    folder: ObjectPrefix, key: str, count: int, recipe: Recipe
-) -> tuple[DataManifest, dict[str, object] | None] | None:
+    folder: ObjectPrefix, key: str, count: int, recipe: Recipe, most_overlapping: int | None
+) -> tuple[DataManifest, dict[str, object] | None, int | None] | None:
     """Write the manifests if all inputs of the build are finished.
 
-    Return the training manifest and the counts of overlaps with evaluation files, or None if some input is not
-    finished. Several processes may call this function at the same time, because they write the same contents.
+    Return the training manifest, the counts of overlaps with evaluation files, and the number of duplicates, or None if
+    some input is not finished. Several processes may call this function at the same time, because they write the same
+    contents.
 
     Raises:
-        InvalidInput: When there is no text to train on, or another build has begun.
+        InvalidInput: When there is no text to train on, another build has begun, or too many documents overlap.
     """
     _check_claim(folder, key)
     records = _records(key)
@@ -266,17 +275,21 @@ def _finish(
     loaded = recipe.load_tokenizer()
     facts = TokenizerFacts(loaded.name, loaded.digest, loaded.separator)
     template = recipe.chat_template()
-    digest, element_bytes = template.digest if template else "", recipe.element_bytes()
+    digest, fields = template.digest if template else "", recipe.fields()
 
     def manifest_of(shards: Iterator[TokenShard], counts: Iterator[ChatCounts]) -> DataManifest:
-        number, chats = OF_FRAMES if recipe.frames else FORMAT, None
+        chats = None
         if recipe.chats is not None:
             total = sum(counts, start=ChatCounts())
-            number, chats = OF_CHATS, ChatFacts(recipe.chats.length, digest, *dataclasses.astuple(total))
-        return DataManifest(number, element_bytes, loaded.vocab_size, facts, tuple(shards), recipe.frames, chats)
+            chats = ChatFacts(recipe.chats.length, digest, *dataclasses.astuple(total))
+        return DataManifest(FORMAT, loaded.vocab_size, facts, fields, tuple(shards), chats)
 
-    manifest = manifest_of((s for part in written for s in part.training), (part.training_chats for part in written))
-    aside = manifest_of((s for part in written for s in part.validation), (part.validation_chats for part in written))
+    unique = _unique(folder, records, written, recipe)
+    if unique is None:
+        return None
+    shards, shards_aside, duplicates, replaced = unique
+    manifest = manifest_of(iter(shards), (part.training_chats for part in written))
+    aside = manifest_of(iter(shards_aside), (part.validation_chats for part in written))
     if not manifest.tokens:
         raise InvalidInput(f"there is no text to train on: all {aside.documents:,} documents are empty or set aside.")
     overlap = None
@@ -286,6 +299,13 @@ def _finish(
         overlap = report(recipe, [part.overlap for part in written])
         _check_claim(folder, key)  # checked again, because the report takes long
         folder.put("overlap.json", json.dumps(overlap, indent=1).encode())
+        documents = sum(part.overlap.documents for part in written)
+        if most_overlapping is not None and documents > most_overlapping:
+            raise InvalidInput(
+                f"{documents:,} training documents share {recipe.ngram} consecutive words with the evaluation data, "
+                f"and --most-overlapping is {most_overlapping:,}: {folder.uri}/overlap.json has examples. Remove these "
+                "documents from the sources and build into another folder, or give a higher --most-overlapping."
+            )
     if loaded.file:
         folder.put("tokenizer.json", loaded.file)
     if template is not None:
@@ -299,9 +319,45 @@ def _finish(
         validation.put(NAME, aside.to_json())
     folder.put(NAME, manifest.to_json())
     folder.delete([_record(records, index) for index in range(count)])
+    folder.delete([*folder.list(f"{records}-digests"), *replaced])
     if "://" not in folder.uri:
         _sweep(Path(folder.uri), records)
-    return manifest, overlap
+    return manifest, overlap, duplicates
+
+
+def _unique(
+    folder: ObjectPrefix, records: str, written: Sequence[Written], recipe: Recipe
+) -> tuple[Sequence[TokenShard], Sequence[TokenShard], int | None, Sequence[str]] | None:
+    """Count the duplicates, and remove them if the recipe says so.
+
+    Return the training shards, the validation shards, the number of duplicates or None if they are not counted, and the
+    names of training files that were replaced. The result is None if another process has just finished the build.
+    """
+    shards = [shard for part in written for shard in part.training]
+    shards_aside = [shard for part in written for shard in part.validation]
+    if recipe.duplicates is Duplicates.kept:
+        return shards, shards_aside, None, ()
+    digests = [[folder.get(name) for name in _digests(records, index)] for index in range(len(written))]
+    training, aside = (b"".join(part for part in kind if part is not None) for kind in zip(*digests, strict=True))
+    if any(part is None for pair in digests for part in pair):
+        return None  # another process has finished the build, and deletes the digests
+    first, first_aside = first_occurrences(training), first_occurrences(aside)
+    duplicates = int((~first).sum()) + int((~first_aside).sum())
+    if recipe.duplicates is Duplicates.counted:
+        return shards, shards_aside, duplicates, ()
+    element_bytes = sum(field.bytes for field in recipe.fields())
+    unique = removed(folder, shards, first, element_bytes)
+    validation = ObjectPrefix(f"{folder.uri}/{VALIDATION}", create=True)
+    unique_aside = removed(validation, shards_aside, first_aside, element_bytes)
+    if unique is None or unique_aside is None:
+        return None
+    replaced = [
+        f"{prefix}{name}"
+        for prefix, before, after in (("", shards, unique), (f"{VALIDATION}/", shards_aside, unique_aside))
+        for shard in set(before) - set(after)
+        for name in (shard.file, shard.documents_file)
+    ]
+    return unique, unique_aside, duplicates, replaced
 
 
 def _pack(folder: ObjectPrefix, manifest: DataManifest, length: int) -> None:
@@ -325,5 +381,7 @@ def _sweep(out: Path, records: str) -> None:
     for draft in (*out.glob("shard-*#*"), *out.glob(f"{VALIDATION}/shard-*#*"), *out.glob(f"{records}/*#*")):
         draft.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # the folder has records of another build
-        (out / records).rmdir()
+        for folder in (f"{records}-digests", records):
+            if (out / folder).is_dir():
+                (out / folder).rmdir()
         (out / records).parent.rmdir()

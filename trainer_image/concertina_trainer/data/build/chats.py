@@ -16,13 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
 
+from concertina_data.data_manifest import TOKEN, WEIGHT
 from concertina_state.errors import InvalidInput
 from concertina_trainer.data.build.file_names import JSON_LINES
 from concertina_trainer.data.build.recipe import Recipe
-from concertina_trainer.data.build.sources import Line, Piece, kind, read_lines
+from concertina_trainer.data.build.records import kind
+from concertina_trainer.data.build.sources import Line, Piece, read_lines
 from concertina_trainer.data.chat_template import ASSISTANT, Rendered
+from concertina_trainer.data.elements import joined
 from concertina_trainer.data.tokenizer_file import plain_tokenizer, special_tokens
-from concertina_trainer.data.weighted import joined
 
 _BATCH = 256
 """Number of lines to tokenize at once."""
@@ -75,7 +77,7 @@ class Encoder:
         """
         assert recipe.chats is not None
         self._tokenizer, self._template = recipe.load_tokenizer(), recipe.chat_template()
-        self._name, self._options, self._element_bytes = recipe.tokenizer, recipe.chats, recipe.element_bytes()
+        self._name, self._options, self._fields = recipe.tokenizer, recipe.chats, recipe.fields()
         self._plain, special = plain_tokenizer(self._tokenizer.file), special_tokens(self._tokenizer.file)
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
 
@@ -104,7 +106,7 @@ class Encoder:
                 return [(text, False) for text in self._chat(record)]
             return [(_completion(record), True)]
         except InvalidInput as error:
-            raise InvalidInput(f"{line.location}: {error}") from error
+            raise InvalidInput(f"{line.locate()}: {error}") from error
 
     def _chat(self, record: Mapping[str, Any]) -> Sequence[Rendered]:
         if self._template is None:
@@ -127,7 +129,7 @@ class Encoder:
         tokens, weights = tokens[:most], weights[:most]
         weights[:1] = False  # no token is before it, so it is not predicted
         trained = int(weights.sum())
-        elements = joined(tokens, weights, self._element_bytes) if trained else b""
+        elements = joined({TOKEN: tokens, WEIGHT: weights}, self._fields) if trained else b""
         return Sample(line, text.text.encode(errors="replace"), elements, trained, truncated)
 
 

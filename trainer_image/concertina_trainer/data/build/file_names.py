@@ -10,31 +10,35 @@ TEXT = "text"
 JSON_LINES = "jsonl"
 PARQUET = "parquet"
 ARROW = "arrow"
-FRAMES = "frames"
+WEBDATASET = "a tar archive"
+TFRECORD = "TFRecord"
+FRAMES = "NumPy"
 FORMATS = {
     ".jsonl": JSON_LINES,
     ".ndjson": JSON_LINES,
     ".json": JSON_LINES,
     ".parquet": PARQUET,
     ".arrow": ARROW,
+    ".feather": ARROW,
+    ".tar": WEBDATASET,
+    ".tfrecord": TFRECORD,
+    ".tfrecords": TFRECORD,
     ".npy": FRAMES,
     ".npz": FRAMES,
 }
 """Formats by the last suffix of a file's name. A file with any other suffix is text, and one document."""
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}
-"""Supported compressions of text and of JSON lines, by suffix."""
+"""Supported compressions of text, JSON lines, tar archives and TFRecord files, by suffix."""
 UNREADABLE = {
-    **dict.fromkeys((".tar", ".tgz", ".tbz2", ".txz", ".zip", ".7z", ".rar"), "archives are not supported"),
+    **dict.fromkeys((".zip", ".7z", ".rar"), "of archives, only .tar is supported"),
+    **dict.fromkeys((".tgz", ".tbz2", ".txz"), "this suffix is not supported: rename it, as .tar.gz"),
     **dict.fromkeys(
         (".lz4", ".lzma", ".z", ".br", ".sz", ".snappy", ".lzo", ".zstd"), "this compression is not supported"
     ),
     **dict.fromkeys((".csv", ".tsv"), "CSV and TSV are not supported"),
     **dict.fromkeys((".pdf", ".doc", ".docx", ".odt", ".epub", ".pptx"), "this document format is not supported"),
-    **dict.fromkeys((".xls", ".xlsx", ".orc", ".avro", ".feather", ".dta"), "this table format is not supported"),
-    **dict.fromkeys(
-        (".warc", ".wet", ".wat", ".tfrecord", ".tfrecords", ".array_record", ".mds"),
-        "this record format is not supported",
-    ),
+    **dict.fromkeys((".xls", ".xlsx", ".orc", ".avro", ".dta"), "this table format is not supported"),
+    **dict.fromkeys((".warc", ".wet", ".wat", ".array_record", ".mds"), "this record format is not supported"),
     **dict.fromkeys((".sqlite", ".sqlite3", ".db", ".mdb", ".lmdb"), "databases are not supported"),
     **dict.fromkeys(
         (".h5", ".hdf5", ".pkl", ".pickle", ".pt", ".pth", ".safetensors", ".bin"),
@@ -45,7 +49,7 @@ UNREADABLE = {
 
 Such a file may contain data. The build fails if it finds one, unless the user allows it to be left out.
 """
-_WITH_PARTS = frozenset((".jsonl", ".ndjson", ".parquet", ".arrow", ".gz", ".bz2", ".xz", ".zst"))
+_WITH_PARTS = frozenset((".jsonl", ".ndjson", ".parquet", ".arrow", ".tar", ".tfrecord", ".gz", ".bz2", ".xz", ".zst"))
 """Suffixes of formats whose files may be incomplete. A name that continues after one (`a.jsonl.part`) is not read."""
 _MARKER = re.compile(
     r"_success|_(committed|started)_.*|_metadata|_common_metadata|.*_\$folder\$|thumbs\.db|desktop\.ini"
@@ -129,9 +133,13 @@ def role_of(name: str) -> Role:
     return Role.PROSE if kind.compression or kind.suffix in _PROSE else Role.OTHER
 
 
+_NUMBERED = re.compile(r"-\d+-of-\d+$")
+"""End of the name of one of several files, as TensorFlow names them: `train.tfrecord-00003-of-00010`."""
+
+
 def _ends(name: str) -> tuple[str, str]:
     """Return the last two suffixes of a name in lower case. A suffix is "" if the name has fewer than two."""
-    parts = name.lower().rpartition("/")[2].lstrip(".").split(".")
+    parts = _NUMBERED.sub("", name.lower().rpartition("/")[2].lstrip(".")).split(".")
     outer = f".{parts[-1]}" if len(parts) > 1 else ""
     inner = f".{parts[-2]}" if len(parts) > 2 else ""
     return inner, outer

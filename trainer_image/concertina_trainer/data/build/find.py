@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from concertina_state.errors import InvalidInput
-from concertina_state.objects.prefix import ObjectEntry, ObjectPrefix
+from concertina_state.objects.prefix import ObjectEntry
 from concertina_trainer.data.build.file_names import Role, kind_of, role_of, why_unreadable
 from concertina_trainer.data.build.sources import DataSource
 from concertina_trainer.data.build.splits import TRAINING, split_of
-from concertina_trainer.data.rangefile import split
+from concertina_trainer.data.rangefile import listed
 
 ADVICE = "choose files with --pattern, convert or remove these files, or build without them with --allow-left-out"
 _SHOWN = 5
@@ -103,11 +103,9 @@ def _within(location: str, pattern: str, out: str) -> Listing:
         InvalidInput: When the location does not exist, or is neither a file nor a folder.
     """
     if "://" in location:
-        objects = ObjectPrefix(location).entries()
-        if not objects:
-            folder, key = split(location)
-            entries = ObjectPrefix(folder).entries()
-            return _named_file(InputFile("", _object(location, entries[key]), location)) if key in entries else []
+        objects = listed(location)
+        if "" in objects:
+            return _named_file(InputFile("", _object(location, objects[""]), location))
         return _select(location, _stored(location, objects, out), pattern)
     root = Path(location).absolute()
     try:

@@ -24,6 +24,10 @@ _BASE = np.uint64(0x9E3779B97F4A7C15 | 1)
 _INVERSE = np.uint64(pow(int(_BASE), -1, 2**64))
 _NEXT = np.uint64(0xD1B54A32D192ED03)
 
+_EXAMPLES = 20
+"""Maximum number of documents in the report whose beginning is shown."""
+_EXAMPLE_BYTES = 200
+
 
 def _letters() -> NDArray[np.uint8]:
     """Return a table from each byte to its lower-case letter, or to 0 for a byte that separates words."""
@@ -82,7 +86,7 @@ def _evaluation(recipe: Recipe) -> list[tuple[str, list[_Hashes]]]:
                 source.location,
                 [
                     ngrams(text, recipe.ngram)
-                    for piece in cut(source, 2**30, column)
+                    for piece in cut(source, 2**30, (column,))
                     for text in read_documents(piece, column)
                 ],
             )
@@ -113,14 +117,19 @@ class Search:
         self._table, self._length = _table(recipe), recipe.ngram
         self._matched: set[int] = set()
         self._documents = 0
+        self._examples: list[str] = []
 
     def search(self, text: bytes) -> None:
         places = _places(ngrams(text, self._length), self._table)
-        self._documents += len(places) > 0
+        if not len(places):
+            return
+        self._documents += 1
+        if len(self._examples) < _EXAMPLES:
+            self._examples.append(text[:_EXAMPLE_BYTES].decode(errors="replace"))
         self._matched.update(places.tolist())
 
     def found(self) -> Overlap:
-        return Overlap(self._documents, tuple(sorted(self._matched)))
+        return Overlap(self._documents, tuple(sorted(self._matched)), tuple(self._examples))
 
 
 def report(recipe: Recipe, overlaps: Sequence[Overlap]) -> dict[str, object]:
@@ -143,4 +152,6 @@ def report(recipe: Recipe, overlaps: Sequence[Overlap]) -> dict[str, object]:
                 "ngramsFound": int(matched[every].sum()),
             }
         )
-    return {"ngram": recipe.ngram, "trainingDocuments": sum(overlap.documents for overlap in overlaps), "files": files}
+    examples = [example for overlap in overlaps for example in overlap.examples][:_EXAMPLES]
+    documents = sum(overlap.documents for overlap in overlaps)
+    return {"ngram": recipe.ngram, "trainingDocuments": documents, "examples": examples, "files": files}

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from typing import TYPE_CHECKING
 
-from concertina_data.data_manifest import FrameFacts
+from concertina_data.data_manifest import TOKEN, WEIGHT, Field, token_field
 from concertina_state.errors import InvalidInput
-from concertina_trainer.data import defaults
-from concertina_trainer.data import frames as elements
+from concertina_trainer.data import defaults, elements
 from concertina_trainer.data import tokenizer as tokenizers
 
 if TYPE_CHECKING:
     from concertina_trainer.data.chat_template import ChatTemplate
+
+
+class Duplicates(enum.StrEnum):
+    kept = "keep"
+    counted = "count"
+    removed = "remove"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +32,34 @@ class ChatRecipe:
 
 
 @dataclasses.dataclass(frozen=True)
+class TypedRecipe:
+    """Options of a build whose documents consist of numbers instead of text."""
+
+    fields: tuple[Field, ...]
+    columns: tuple[str, ...]
+    """Column of the sources for each field."""
+    vocab_size: int = 0
+    """Upper bound (exclusive) of token ids, or 0 if there are none."""
+
+    @classmethod
+    def of(cls, tokens: str, vocab_size: int, more: tuple[Field, ...]) -> TypedRecipe:
+        """Return the recipe for token ids in the column `tokens`, or "" for none, and for the fields `more`.
+
+        Raises:
+            InvalidInput: When token ids have no vocabulary size, or two fields have the same name.
+        """
+        if bool(tokens) != bool(vocab_size):
+            raise InvalidInput(
+                "--tokens and --vocab-size go together: give both, or neither if there are no token ids."
+            )
+        fields = (*((token_field(vocab_size),) if tokens else ()), *more)
+        names = [field.name for field in fields]
+        if len(set(names)) < len(names) or TOKEN in names[bool(tokens) :]:
+            raise InvalidInput(f"the fields are {', '.join(names)}: give each field once, and token ids with --tokens.")
+        return cls(fields, (*((tokens,) if tokens else ()), *(field.name for field in more)), vocab_size)
+
+
+@dataclasses.dataclass(frozen=True)
 class Recipe:
     """Options of a build. Together with the sources, they determine the bytes of the data set."""
 
@@ -35,14 +69,16 @@ class Recipe:
     column: str = defaults.COLUMN
     validation: float = 0.0
     """Share of the documents that become validation data. A hash of its text decides about each document."""
+    duplicates: Duplicates = Duplicates.kept
+    """What happens to documents that occur more than once."""
     against: tuple[str, ...] = ()
     """Evaluation files whose n-grams are searched for in the training documents."""
     ngram: int = defaults.NGRAM
     """Number of words of the n-grams by which evaluation texts are found in training documents (see `against`)."""
     against_column: str = ""
     """Column of the evaluation files that contains the text. If it is "", `column` is used."""
-    frames: FrameFacts | None = None
-    """Format of the frames (feature vectors, such as audio) if documents are arrays, or None if they are text."""
+    typed: TypedRecipe | None = None
+    """Options of documents that consist of numbers, or None if they are text."""
     chats: ChatRecipe | None = None
     """Options of chats, or None if documents are something else."""
 
@@ -52,8 +88,8 @@ class Recipe:
         Raises:
             InvalidInput: When the tokenizer can't be used.
         """
-        if self.frames is not None:
-            return elements.as_tokenizer(self.frames)
+        if self.typed is not None:
+            return elements.as_tokenizer(self.typed.fields, self.typed.vocab_size)
         template = self.chat_template()
         separator = self.separator or (template.tokens.get("eos_token", "") if template else "")
         return tokenizers.load(self.tokenizer, separator, self.split_pattern)
@@ -72,12 +108,17 @@ class Recipe:
 
         return beside(self.tokenizer)
 
-    def element_bytes(self) -> int:
-        """Return how many bytes an element takes in a shard.
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the sources that documents are made of."""
+        return self.typed.columns if self.typed is not None else (self.column,)
 
-        An element is a token with its weight in the loss, if the data have weights, or a frame (a vector of features).
-        """
-        return self.load_tokenizer().token_bytes + (self.chats is not None)
+    def fields(self) -> tuple[Field, ...]:
+        """Return the fields of the elements that documents become."""
+        if self.typed is not None:
+            return self.typed.fields
+        token = token_field(self.load_tokenizer().vocab_size)
+        return (token, Field(WEIGHT, "uint8")) if self.chats is not None else (token,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,3 +128,5 @@ class Overlap:
     documents: int = 0
     ngrams: tuple[int, ...] = ()
     """Indices of the n-grams that were found, in the sorted table of all n-grams of the evaluation files."""
+    examples: tuple[str, ...] = ()
+    """Beginnings of some of these documents."""

@@ -1,12 +1,10 @@
-"""Source files of a build, divided into pieces and read document by document.
-
-The pieces depend only on the sizes of the files.
-"""
+"""Source files of a build. They are divided into pieces by their sizes alone, and read record by record."""
 
 from __future__ import annotations
 
 import codecs
 import contextlib
+import functools
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +13,17 @@ from typing import Any, BinaryIO
 
 from concertina_state.errors import InvalidInput
 from concertina_trainer.data.build import content
-from concertina_trainer.data.build.file_names import ARROW, JSON_LINES, PARQUET, TEXT, kind_of
+from concertina_trainer.data.build.file_names import (
+    ARROW,
+    FRAMES,
+    JSON_LINES,
+    PARQUET,
+    TEXT,
+    TFRECORD,
+    WEBDATASET,
+    kind_of,
+)
+from concertina_trainer.data.build.records import Record, kind
 from concertina_trainer.data.rangefile import open_range
 
 _BATCH = 1024
@@ -47,8 +55,8 @@ class DataSource:
 class Piece:
     """Part of a source file: the documents that begin from `begin` to `end` - 1.
 
-    The unit is bytes in a file of JSON lines, row groups in a Parquet file, and batches in an Arrow file. A compressed
-    file, a text and an array are not divided, so each is one piece.
+    The unit is bytes in a file of JSON lines, row groups in a Parquet file, and batches in an Arrow file. All other
+    files, and compressed ones, are not divided, so each is one piece.
     """
 
     source: DataSource
@@ -58,13 +66,13 @@ class Piece:
     """Approximate size of the piece's text in bytes."""
 
 
-def cut(source: DataSource, piece_bytes: int, column: str) -> list[Piece]:
+def cut(source: DataSource, piece_bytes: int, columns: Sequence[str]) -> list[Piece]:
     """Return pieces of about `piece_bytes` each, or one piece if the file can only be read from its beginning."""
     if source.format == JSON_LINES and not source.compression:
         edges = [*range(0, source.size, piece_bytes), source.size]
         return [Piece(source, begin, end, end - begin) for begin, end in itertools.pairwise(edges)]
     if source.format == PARQUET:
-        return _grouped(source, _row_group_sizes(source, column), piece_bytes)
+        return _grouped(source, _row_group_sizes(source, columns), piece_bytes)
     if source.format == ARROW:
         return _grouped(source, _batch_sizes(source), piece_bytes)
     return [Piece(source, 0, 1, source.size)]
@@ -81,28 +89,27 @@ def _grouped(source: DataSource, sizes: Sequence[int], piece_bytes: int) -> list
     return [*pieces, Piece(source, begin, len(sizes), size)] if sizes else pieces
 
 
-def _row_group_sizes(source: DataSource, column: str) -> list[int]:
+def _row_group_sizes(source: DataSource, columns: Sequence[str]) -> list[int]:
+    """Return the size of the columns in each row group, in bytes."""
     import pyarrow.parquet as parquet
 
     with open_range(source.location, source.size) as file, _as_input(source):
         opened = parquet.ParquetFile(file)
         metadata = opened.metadata
-        _column(source, column, opened.schema_arrow.names)
+        for column in columns:
+            _check_column(source, column, opened.schema_arrow.names)
         paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-        if column not in paths:
-            raise _not_text(source, column, str(opened.schema_arrow.field(column).type))
-        index = paths.index(column)
-        groups = [metadata.row_group(i).column(index) for i in range(metadata.num_row_groups)]
-        return [int(group.total_uncompressed_size) for group in groups]
+        chosen = [i for i, path in enumerate(paths) if any(f"{path}.".startswith(f"{name}.") for name in columns)]
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        return [sum(int(group.column(i).total_uncompressed_size) for i in chosen) for group in groups]
 
 
-def _column(source: DataSource, column: str, names: Sequence[str]) -> int:
+def _check_column(source: DataSource, column: str, names: Sequence[str]) -> None:
     if column not in names:
         raise InvalidInput(
             f"{source.location} has no column {column}, but {', '.join(names[:20])[:300]}: name the column "
             "with --column."
         )
-    return names.index(column)
 
 
 @contextlib.contextmanager
@@ -171,10 +178,17 @@ def _head(source: DataSource) -> bytes:
         return file.read(content.HEAD_BYTES)
 
 
+def read_records(piece: Piece, columns: Sequence[str]) -> Iterator[Record]:
+    """Yield the records of a piece, with the values of `columns`. The only value of a text file is its first column."""
+    with _opened(piece.source) as file:
+        yield from _FORMATS[piece.source.format](piece, file, columns)
+
+
 def read_documents(piece: Piece, column: str) -> Iterator[bytes]:
     """Yield the text of each document of a piece in UTF-8. Empty documents are left out."""
-    with _opened(piece.source) as file:
-        yield from (text for text in _FORMATS[piece.source.format](piece, file, column) if text)
+    for record in read_records(piece, (column,)):
+        if text := record.text(column):
+            yield text
 
 
 @contextlib.contextmanager
@@ -188,11 +202,12 @@ def _opened(source: DataSource) -> Iterator[BinaryIO]:
             yield stream
 
 
-def _text(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
+def _text(piece: Piece, file: BinaryIO, columns: Sequence[str]) -> Iterator[Record]:
     whole = file.read()
     if reason := content.why_not_text(whole, complete=True):
         raise InvalidInput(f"{piece.source.location} {reason}")
-    yield whole.removeprefix(codecs.BOM_UTF8)
+    text = whole.removeprefix(codecs.BOM_UTF8).decode()
+    yield Record({columns[0]: text}, functools.partial(str, piece.source.location))
 
 
 @dataclass(frozen=True)
@@ -204,12 +219,8 @@ class Line:
     """Offset of the line in the unpacked file, in bytes."""
     content: bytes
 
-    @property
-    def location(self) -> str:
-        """File and line number, for an error message.
-
-        The property is slow: it reads the file up to this line to count the lines.
-        """
+    def locate(self) -> str:
+        """Return the file and the line number, for an error message. The file is read up to this line."""
         number, rest = 1, self.offset
         with _opened(self.source) as file:
             while rest and (block := file.read(min(rest, _BLOCK_BYTES))):
@@ -224,7 +235,7 @@ class Line:
         """
         if b"\0" in self.content:
             raise InvalidInput(
-                f"{self.location} holds NUL bytes, like a file after a crash: restore the file, or remove the NUL "
+                f"{self.locate()} holds NUL bytes, like a file after a crash: restore the file, or remove the NUL "
                 "bytes and everything after them."
             )
         try:
@@ -232,11 +243,11 @@ class Line:
             record = json.loads(text) if text.strip() else None
         except (ValueError, RecursionError) as error:
             raise InvalidInput(
-                f"{self.location} can't be read as JSON ({error}): correct the line. Each line must be one JSON object."
+                f"{self.locate()} can't be read as JSON ({error}): correct the line. Each line must be one JSON object."
             ) from error
         if not isinstance(record, dict) and text.strip():
             raise InvalidInput(
-                f"{self.location} holds a {kind(record)}, not an object: write each document as one JSON object on a "
+                f"{self.locate()} holds a {kind(record)}, not an object: write each document as one JSON object on a "
                 "line."
             )
         return record
@@ -260,66 +271,90 @@ def _lines(piece: Piece, file: BinaryIO) -> Iterator[Line]:
         offset += len(content)
 
 
-def _json_lines(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
-    return (_text_of(line, column) for line in _lines(piece, file))
+def _json_lines(piece: Piece, file: BinaryIO, columns: Sequence[str]) -> Iterator[Record]:
+    for line in _lines(piece, file):
+        if (values := line.record()) is not None:
+            yield Record(values, line.locate)
 
 
-def _text_of(line: Line, column: str) -> bytes:
-    record = line.record()
-    if record is None:
-        return b""
-    if column not in record:
-        raise InvalidInput(
-            f"{line.location} has no {column}, but {', '.join([*record][:20])[:300] or 'nothing'}: name the column "
-            "with --column."
-        )
-    value = record[column]
-    if not isinstance(value, str | None):
-        raise InvalidInput(
-            f"{line.location}: its {column} is a {kind(value)}, not text: name another column with --column."
-        )
-    return (value or "").encode(errors="replace")
-
-
-def kind(value: object) -> str:
-    """Return the name of a value's type in JSON."""
-    names = {dict: "object", list: "list", str: "string", bool: "boolean", type(None): "null"}
-    return names.get(type(value), "number")
-
-
-def _parquet(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
+def _parquet(piece: Piece, file: BinaryIO, columns: Sequence[str]) -> Iterator[Record]:
     import pyarrow.parquet as parquet
 
     with _as_input(piece.source):
+        opened = parquet.ParquetFile(file)
         groups = list(range(piece.begin, piece.end))
-        for batch in parquet.ParquetFile(file).iter_batches(_BATCH, row_groups=groups, columns=[column]):
-            yield from _texts(batch.column(0), piece.source, column)
+        row = sum(opened.metadata.row_group(group).num_rows for group in range(piece.begin))
+        for batch in opened.iter_batches(_BATCH, row_groups=groups, columns=list(columns)):
+            yield from rows(batch, columns, piece.source.location, row)
+            row += batch.num_rows
 
 
-def _arrow(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
+def _arrow(piece: Piece, file: BinaryIO, columns: Sequence[str]) -> Iterator[Record]:
+    row = 0
     with _as_input(piece.source):
         for index, batch in enumerate(_batches(file)):
             if piece.begin <= index < piece.end:
                 batch.validate(full=True)  # pyarrow itself does not check that offsets are within the buffer
-                column_index = _column(piece.source, column, batch.schema.names)
-                yield from _texts(batch.column(column_index), piece.source, column)
+                for column in columns:
+                    _check_column(piece.source, column, batch.schema.names)
+                yield from rows(batch, columns, piece.source.location, row)
+            row += batch.num_rows
 
 
-def _texts(values: Any, source: DataSource, column: str) -> Iterator[bytes]:
-    for value in values.to_pylist():
-        if not isinstance(value, str | None):
-            raise _not_text(source, column, type(value).__name__)
-        yield (value or "").encode(errors="replace")
+def rows(batch: Any, columns: Sequence[str], location: str, first: int = 0) -> Iterator[Record]:
+    """Yield the rows of a pyarrow RecordBatch. In messages, they are rows `first` + 1 and following of `location`."""
+    columns = [name for name in columns if name in batch.schema.names]
+    values = [column_values(batch.column(name)) for name in columns]
+    for number, row in enumerate(zip(*values, strict=True), first + 1):
+        yield Record(dict(zip(columns, row, strict=True)), functools.partial("{}, row {}".format, location, number))
 
 
-def _not_text(source: DataSource, column: str, kind: str) -> InvalidInput:
-    advice = "name another column with --column, or first write the text of each document into its own column"
-    return InvalidInput(f"{source.location}: column {column} holds {kind}, not text: {advice}.")
+def column_values(column: Any) -> Iterator[object]:
+    """Yield the values of a column. A list of numbers is an array, and a list of lists of equal length a matrix."""
+    import pyarrow
+
+    is_list = pyarrow.types.is_list, pyarrow.types.is_large_list, pyarrow.types.is_fixed_size_list
+    if not any(check(column.type) for check in is_list):
+        yield from column.to_pylist()
+        return
+    for scalar in column:
+        yield scalar.as_py() if not scalar.is_valid else _array(scalar.values, is_list)
 
 
-_FORMATS: dict[str, Callable[[Piece, BinaryIO, str], Iterator[bytes]]] = {
+def _array(values: Any, is_list: Sequence[Callable[[Any], bool]]) -> object:
+    if not any(check(values.type) for check in is_list):
+        return values.to_numpy(zero_copy_only=False)
+    inner = values.flatten()
+    lengths = set(values.value_lengths().to_pylist()) if len(values) else {0}
+    if len(lengths) > 1 or None in lengths or any(check(inner.type) for check in is_list):
+        return values.to_pylist()
+    return inner.to_numpy(zero_copy_only=False).reshape(len(values), *lengths)
+
+
+def _webdataset(piece: Piece, file: BinaryIO, columns: Sequence[str]) -> Iterator[Record]:
+    from concertina_trainer.data.build.webdataset import read_samples
+
+    return read_samples(piece.source.location, file, columns)
+
+
+def _tfrecord(piece: Piece, file: BinaryIO, columns: Sequence[str]) -> Iterator[Record]:
+    from concertina_trainer.data.build.tfrecord import read_examples  # needs protobuf
+
+    return read_examples(piece.source.location, file, columns)
+
+
+def _arrays(piece: Piece, file: BinaryIO, columns: Sequence[str]) -> Iterator[Record]:
+    from concertina_trainer.data.build.arrays import read_arrays  # needs numpy
+
+    return read_arrays(piece.source.location, file)
+
+
+_FORMATS: dict[str, Callable[[Piece, BinaryIO, Sequence[str]], Iterator[Record]]] = {
     TEXT: _text,
     JSON_LINES: _json_lines,
     PARQUET: _parquet,
     ARROW: _arrow,
+    WEBDATASET: _webdataset,
+    TFRECORD: _tfrecord,
+    FRAMES: _arrays,
 }

@@ -8,11 +8,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from concertina_data.data_manifest import DataManifest, FrameFacts, TokenShard
+from concertina_data.data_manifest import TOKEN, WEIGHT, DataManifest, TokenShard
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
-from concertina_trainer.data import weighted
-from concertina_trainer.data.frames import element
-from concertina_trainer.data.tokenizer import TYPES
+from concertina_trainer.data import elements
 
 
 def verify(folder: ObjectPrefix, manifest: DataManifest, threads: int) -> Iterator[tuple[TokenShard, str]]:
@@ -40,34 +38,19 @@ def _problem(folder: ObjectPrefix, shard: TokenShard, manifest: DataManifest) ->
             f"{folder.uri}/{shard.documents_file} does not contain the beginnings of {shard.documents} "
             "documents, which the manifest names."
         )
-    if len(content) != shard.tokens * manifest.token_bytes:
+    if len(content) != shard.tokens * manifest.element_bytes:
         return (
-            f"{location} has {len(content)} bytes, but the manifest has {shard.tokens} tokens of "
-            f"{manifest.token_bytes} bytes."
+            f"{location} has {len(content)} bytes, but the manifest has {shard.tokens} elements of "
+            f"{manifest.element_bytes} bytes."
         )
-    if manifest.frames is not None:
-        return _of_frames(location, content, manifest.frames)
-    if manifest.chats is not None:
-        tokens, weights = weighted.parts(content, manifest.token_bytes)
-        if weights.max() > 1:
-            return f"{location} holds weight {weights.max()}, and weights are 0 or 1."
-    else:
-        tokens = np.frombuffer(content, TYPES[manifest.token_bytes])
-    highest = int(tokens.max())
-    if highest >= manifest.vocab_size:
+    values = elements.parts(content, manifest.fields)
+    for name, array in values.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            return f"{location} contains values of {name} that are not finite."
+    if manifest.chats is not None and values[WEIGHT].max() > 1:
+        return f"{location} holds weight {values[WEIGHT].max()}, and weights of chats are 0 or 1."
+    if TOKEN in values and (highest := int(values[TOKEN].max())) >= manifest.vocab_size:
         return (
             f"{location} contains token {highest}, but the manifest's vocabulary has only {manifest.vocab_size} tokens."
-        )
-    return ""
-
-
-def _of_frames(location: str, content: bytes, frames: FrameFacts) -> str:
-    elements = np.frombuffer(content, element(frames))
-    if not np.isfinite(elements["features"]).all():
-        return f"{location} contains features that are not finite."
-    if frames.classes and elements["target"].max() >= frames.classes:
-        return (
-            f"{location} contains target {elements['target'].max()}, but the manifest has only "
-            f"{frames.classes} classes."
         )
     return ""

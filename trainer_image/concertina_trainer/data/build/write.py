@@ -8,17 +8,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-
-import numpy as np
 
 from concertina_data.data_manifest import TokenShard
 from concertina_state.objects.prefix import ObjectPrefix
-from concertina_trainer.data.build import arrays
+from concertina_trainer.data.build.draft import Draft
+from concertina_trainer.data.build.duplicates import digest
 from concertina_trainer.data.build.overlap import Search
-from concertina_trainer.data.build.recipe import Overlap, Recipe
+from concertina_trainer.data.build.recipe import Duplicates, Overlap, Recipe
 from concertina_trainer.data.build.sources import Piece, read_documents
+from concertina_trainer.data.build.typed import read_elements
 
 _BATCH = 256
 """Number of documents to tokenize at once."""
@@ -73,33 +72,6 @@ class Document:
     chats: ChatCounts = ChatCounts()
 
 
-class Draft:
-    """Shard to which documents are still being added."""
-
-    def __init__(self) -> None:
-        self.documents: list[bytes] = []
-
-    def put(self, folder: ObjectPrefix, name: str, token_bytes: int) -> tuple[TokenShard, ...]:
-        if not self.documents:
-            return ()
-        content = b"".join(self.documents)
-        lengths = [len(document) // token_bytes for document in self.documents]
-        begins = np.cumsum([0, *lengths[:-1]], dtype="<u8").tobytes()
-        folder.put(f"{name}.bin", content)
-        folder.put(f"{name}.documents", begins)
-        shard = TokenShard(
-            file=f"{name}.bin",
-            tokens=len(content) // token_bytes,
-            size=len(content),
-            sha256=hashlib.sha256(content).hexdigest(),
-            crc32=zlib.crc32(content),
-            documents_file=f"{name}.documents",
-            documents=len(lengths),
-            documents_sha256=hashlib.sha256(begins).hexdigest(),
-        )
-        return (shard,)
-
-
 class ShardWriter:
     """Writer of the shards of one input.
 
@@ -137,26 +109,34 @@ class ShardWriter:
 
 def write(
     source: ShardInput, uri: str, aside: str, recipe: Recipe, shard_bytes: int, check: Callable[[], None]
-) -> Written:
+) -> tuple[Written, tuple[bytes, bytes]]:
     """Write the training shards of an input to `uri`, and its validation shards to the folder `aside` in `uri`.
+
+    Return also the digests of the training documents and of the validation documents.
 
     A shard contains about `shard_bytes` of text. `check` is called before each write, and raises an error if another
     build is now writing to the folder.
     """
     search = Search(recipe) if recipe.against else None
-    name, element_bytes = f"shard-{source.index:06}", recipe.element_bytes()
+    name, element_bytes = f"shard-{source.index:06}", sum(field.bytes for field in recipe.fields())
     training, validation = (
         ShardWriter(folder, name, element_bytes, shard_bytes, check) for folder in (uri, f"{uri}/{aside}")
     )
+    digests: tuple[list[bytes], list[bytes]] = ([], [])
+    counts = recipe.duplicates is not Duplicates.kept
     for document in _chats(source, recipe) if recipe.chats else _texts(source, recipe):
-        if set_aside(document.source, recipe.validation):
+        is_aside = set_aside(document.source, recipe.validation)
+        if counts and document.content:
+            digests[is_aside].append(digest(document.content))
+        if is_aside:
             validation.add(document)
         else:
             training.add(document)
             if search is not None:
                 search.search(document.text)
     overlap = search.found() if search is not None else Overlap()
-    return Written(training.finished(), validation.finished(), overlap, training.chats, validation.chats)
+    written = Written(training.finished(), validation.finished(), overlap, training.chats, validation.chats)
+    return written, (b"".join(digests[0]), b"".join(digests[1]))
 
 
 def _texts(source: ShardInput, recipe: Recipe) -> Iterator[Document]:
@@ -177,9 +157,7 @@ def _chats(source: ShardInput, recipe: Recipe) -> Iterator[Document]:
 
 
 def _documents(piece: Piece, recipe: Recipe) -> Iterator[bytes]:
-    if recipe.frames is None:
-        return read_documents(piece, recipe.column)
-    return iter([arrays.document(piece.source, recipe.frames)])
+    return read_elements(piece, recipe.typed) if recipe.typed else read_documents(piece, recipe.column)
 
 
 def set_aside(text: bytes, share: float) -> bool:

@@ -8,7 +8,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -43,8 +43,11 @@ class Microbatch:
     distinguished."""
     samples: tuple[int, ...] = ()
     """Position in the run's order of each row that is not padding. Padding rows are at the end."""
-    features: Tensor | None = None
-    """Features `[rows, length + 1, width]` if the data are frames. `tokens` then contains their targets, or 0."""
+    fields: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    """Values of the other fields of the data, `[rows, length + 1]` or `[rows, length + 1, width]`, by name.
+
+    If the data have no token ids, `tokens` is 0.
+    """
 
     def to(self, device: torch.device) -> Microbatch:
         """Return the microbatch on a device.
@@ -58,9 +61,9 @@ class Microbatch:
         return self._converted(lambda tensor: tensor.pin_memory())
 
     def _converted(self, convert: Callable[[Tensor], Tensor]) -> Microbatch:
-        optional = (self.document_ids, self.features)
-        ids, features = (tensor if tensor is None else convert(tensor) for tensor in optional)
-        return Microbatch(convert(self.tokens), convert(self.weights), ids, self.samples, features)
+        ids = None if self.document_ids is None else convert(self.document_ids)
+        fields = {name: convert(values) for name, values in self.fields.items()}
+        return Microbatch(convert(self.tokens), convert(self.weights), ids, self.samples, fields)
 
 
 class Batches:
@@ -169,19 +172,19 @@ def _shapes(
 
 
 def _filled(reader: Reader, sequences: NDArray[np.int64], rows: int, length: int, weight: float) -> Microbatch:
-    batch = reader.sequences(sequences, rows)
     count, samples = len(sequences), tuple(reader.positions(sequences).tolist())
+    batch = reader.transformed(reader.sequences(sequences, rows), samples)
     tokens = _cut(batch.tokens, length + 1)
-    features = None if batch.features is None else _cut(batch.features, length + 1)
+    fields = {name: _cut(values, length + 1) for name, values in batch.fields.items()}
     weights = torch.full((rows, length), weight)
     weights[count:] = 0.0
     if batch.predicted is None or batch.document_ids is None:
-        return Microbatch(tokens, weights, None, samples, features)
+        return Microbatch(tokens, weights, None, samples, fields)
     of_tokens = batch.predicted if batch.weights is None else batch.weights
     weights *= torch.from_numpy(of_tokens[:, :length])
     if reader.mode is DocumentMode.bucketed:
-        return Microbatch(tokens, weights, None, samples, features)  # padding comes last, so no token attends to it
-    return Microbatch(tokens, weights, _cut(batch.document_ids, length), samples, features)
+        return Microbatch(tokens, weights, None, samples, fields)  # padding comes last, so no token attends to it
+    return Microbatch(tokens, weights, _cut(batch.document_ids, length), samples, fields)
 
 
 def _cut(rows: NDArray[Any], length: int) -> Tensor:

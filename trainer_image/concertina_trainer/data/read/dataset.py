@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from concertina_data.data_manifest import TOO_SHORT, ChatFacts, DataManifest
+from concertina_data.data_manifest import TOKEN, TOO_SHORT, WEIGHT, ChatFacts, DataManifest
 from concertina_data.files import documents_file, tokens_file
 from concertina_data.opening import OpenShards, Threads, open_place, read_manifest
 from concertina_data.places import CacheSettings, DataPlace, OnWait
 from concertina_state.errors import InvalidInput
 from concertina_trainer.config.data_config import DocumentMode
-from concertina_trainer.data import packing, weighted
+from concertina_trainer.data import elements, packing
 from concertina_trainer.data.batch_order import BatchOrder
-from concertina_trainer.data.frames import parts
 from concertina_trainer.data.sequence_plan import PLANNERS, SequencePlan
-from concertina_trainer.data.tokenizer import TYPES
 
 
 @dataclass(frozen=True)
@@ -28,10 +27,10 @@ class Opened:
     """Shard of a data set whose file is open."""
 
     tokens: NDArray[np.unsignedinteger]
-    features: NDArray[np.floating[Any]] | None = None
-    """Features `[tokens, width]` if the data are frames. `tokens` then contains their targets."""
+    fields: Mapping[str, NDArray[Any]] = dataclasses.field(default_factory=dict)
+    """Values of the other fields of each element, `[tokens]` or `[tokens, width]`, by name."""
     weights: NDArray[np.uint8] | None = None
-    """Weight of each token in the loss if the data are chats, or None if all tokens have weight 1."""
+    """Weight of each token in the loss, or None if all tokens have weight 1."""
     sums: NDArray[np.int64] | None = None
     """Sum of the weights of the predicted tokens of each sequence, or None without `weights`."""
 
@@ -55,6 +54,11 @@ class DataSet:
         self.manifest = read_manifest(self._place, on_wait)
         if self.manifest.chats is not None:
             _check_chats(uri, self.manifest.chats, mode, length)
+        if self.manifest.weighted and mode is DocumentMode.joined:
+            raise InvalidInput(
+                f"{uri} has weights of tokens, and data.documents Joined does not support them: set "
+                "trainer.data.documents to Masked, Packed or Bucketed."
+            )
         self._mode, self._length = mode, length
         self._counts = self._sequences(on_wait)
         if not sum(self._counts):
@@ -103,14 +107,11 @@ class DataSet:
 
 
 def _open(place: DataPlace, manifest: DataManifest, plan_one: Callable[[int], SequencePlan], index: int) -> Opened:
-    content = place.open(tokens_file(manifest.shards[index]))
-    if manifest.frames is not None:
-        features, targets = parts(content, manifest.frames)
-        return Opened(targets, features)
-    if manifest.chats is None:
-        return Opened(np.frombuffer(content, TYPES[manifest.token_bytes]))
-    tokens, weights = weighted.parts(content, manifest.token_bytes)
-    return Opened(tokens, weights=weights, sums=plan_one(index).sums(weights))
+    shard = manifest.shards[index]
+    fields = elements.parts(place.open(tokens_file(shard)), manifest.fields)
+    tokens = fields.pop(TOKEN, np.broadcast_to(np.uint8(0), shard.tokens))
+    weights = fields.pop(WEIGHT, None)
+    return Opened(tokens, fields, weights, None if weights is None else plan_one(index).sums(weights))
 
 
 def _plan(

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from concertina_data.data_manifest import FrameFacts, TokenizerFacts, digest_of
+from concertina_data.data_manifest import Field, TokenizerFacts, digest_of
 from concertina_data.opening import FETCH_THREADS, Threads
 from concertina_data.order import classes
 from concertina_data.places import PATIENCE_SECONDS, CacheSettings, OnWait
 from concertina_state.errors import InvalidInput
 from concertina_trainer.config.data_config import DataConfig, DocumentMode
 from concertina_trainer.data.batch_order import Skipped, by_group
-from concertina_trainer.data.frames import FLOATS
+from concertina_trainer.data.elements import empty_rows
 from concertina_trainer.data.read.dataset import DataSet
 from concertina_trainer.data.read.mixture import Interleave
+from concertina_trainer.data.read.transforms import transforms
+from concertina_trainer.data.sample import Sample
 from concertina_trainer.data.sequence_plan import SequencePlan
 
 _Numbers = NDArray[np.int64]
@@ -44,8 +46,8 @@ class SequenceBatch:
 
     It counts if the next token is of the same document as the input.
     """
-    features: NDArray[np.floating[Any]] | None = None
-    """Features `[count, length + 1, width]` if the data are frames. `tokens` then contains their targets."""
+    fields: Mapping[str, NDArray[Any]] = dataclasses.field(default_factory=dict)
+    """Values of the other fields, `[count, length + 1]` or `[count, length + 1, width]`, by name, padded with 0."""
     weights: NDArray[np.uint8] | None = None
     """Weight of the prediction after each input, `[count, length]`. It is 0 where `predicted` is False.
 
@@ -63,7 +65,7 @@ class Reader:
     def __init__(
         self, config: DataConfig, sequence_length: int, seed: int, skipped: Sequence[tuple[int, int]] = (),
         on_wait: OnWait = lambda reason, seconds: None, begun: bool = False, threads: int = FETCH_THREADS,
-        patience: int = PATIENCE_SECONDS,
+        patience: int = PATIENCE_SECONDS, evaluates: bool = False,
     ) -> None:  # fmt: skip
         """Open the data sets.
 
@@ -77,6 +79,7 @@ class Reader:
                 repeated.
             threads: Number of threads that fetch shards.
             patience: Seconds for which a request is repeated if the store does not answer.
+            evaluates: Whether the sequences are for an evaluation. `config.transform` then gets no random numbers.
 
         Raises:
             InvalidInput: When the data can't be used.
@@ -92,6 +95,7 @@ class Reader:
             )
             for i, source in enumerate(sources)
         ]  # fmt: skip
+        self._transform, self._seed = config.transform, None if evaluates else seed
         self.leave_out(skipped)
         self._stride = min(data_set.order.stride for data_set in self._sets)
         self._expected: tuple[int, tuple[int, ...]] | None = None
@@ -118,14 +122,13 @@ class Reader:
         """Check that the data sets of a mixture are compatible.
 
         Raises:
-            InvalidInput: When the data sets have different tokenizers, or different formats of feature vectors
-                (frames).
+            InvalidInput: When the data sets have different tokenizers or fields.
         """
         tokenizers = {data_set.manifest.tokenizer.digest: data_set.manifest.tokenizer.name for data_set in self._sets}
         if len(tokenizers) > 1:
             raise InvalidInput(
-                "the data sets of data.mixture must have the same tokenizer, or frames of the same type "
-                f"and width, but they differ ({', '.join(tokenizers.values())}): build them again in the "
+                "the data sets of data.mixture must have the same tokenizer, or the same fields and vocabulary "
+                f"size, but they differ ({', '.join(tokenizers.values())}): build them again in the "
                 "same way."
             )
 
@@ -136,13 +139,13 @@ class Reader:
 
     @property
     def tokenizer(self) -> TokenizerFacts:
-        """Tokenizer of all data sets. If the data are frames, it stands for their type and width."""
+        """Tokenizer of all data sets. If the data have other fields than tokens, it stands for these fields."""
         return self._sets[0].manifest.tokenizer
 
     @property
-    def frames(self) -> FrameFacts | None:
-        """Format of the frames (feature vectors) of all data sets, or None if the data are tokens."""
-        return self._sets[0].manifest.frames
+    def fields(self) -> tuple[Field, ...]:
+        """Fields that the elements of all data sets have beside the token and its weight."""
+        return self._sets[0].manifest.more_fields
 
     @property
     def epoch_size(self) -> int:
@@ -218,19 +221,17 @@ class Reader:
         count, length = len(consumed), self.length
         rows = max(count, rows)
         new = np.empty if self.mode is DocumentMode.joined else np.zeros
-        tokens, features = new((rows, length + 1), dtype=np.int64), None
+        tokens, fields = new((rows, length + 1), dtype=np.int64), empty_rows(self.fields, rows, length + 1)
         tokens[count:] = 0
-        if self.frames is not None:
-            features = np.zeros((rows, length + 1, self.frames.width), FLOATS[self.frames.number_bytes])
         if self.mode is DocumentMode.joined:
             for data, shard, which, indexes in self._by_shard(consumed):
                 opened = data.shard(shard)
                 for i, index in zip(which, indexes, strict=True):
                     begin = index * length
                     tokens[i] = opened.tokens[begin : begin + length + 1]
-                    if features is not None and opened.features is not None:
-                        features[i] = opened.features[begin : begin + length + 1]
-            return SequenceBatch(tokens, features=features)
+                    for name, values in opened.fields.items():
+                        fields[name][i] = values[begin : begin + length + 1]
+            return SequenceBatch(tokens, fields=fields)
         document_ids = np.zeros((rows, length + 1), dtype=np.int32)
         predicted = np.zeros((rows, length), dtype=bool)
         weights = np.zeros((rows, length), dtype=np.uint8) if self._weighted else None
@@ -239,12 +240,34 @@ class Reader:
             for i, index in zip(which, indexes, strict=True):
                 _lay_out(opened.tokens, plan, index, tokens[i], document_ids[i], predicted[i])
                 for offset, begin, size in plan.segments(index):
-                    if features is not None and opened.features is not None:
-                        features[i, offset : offset + size] = opened.features[begin : begin + size]
+                    for name, values in opened.fields.items():
+                        fields[name][i, offset : offset + size] = values[begin : begin + size]
                     if weights is not None:
                         targets = 1 if opened.weights is None else opened.weights[begin + 1 : begin + size]
                         weights[i, offset : offset + size - 1] = targets
-        return SequenceBatch(tokens, document_ids[:, :-1], predicted, features, weights)
+        return SequenceBatch(tokens, document_ids[:, :-1], predicted, fields, weights)
+
+    def transformed(self, batch: SequenceBatch, positions: Sequence[int]) -> SequenceBatch:
+        """Return the sequences at these positions, after `trainer.data.transform`.
+
+        Raises:
+            InvalidInput: When the transform can't be used.
+            TransformEnded: When a process that transforms has ended.
+        """
+        if self._transform is None or not positions:
+            return batch
+        samples = [
+            Sample(batch.tokens[row], {name: values[row] for name, values in batch.fields.items()}, position)
+            for row, position in enumerate(positions)
+        ]
+        results = transforms(self._transform).apply(samples, self._seed, self.vocab_size)
+        count = len(results)  # the rows after these are padding
+        tokens = np.concatenate([np.stack([result.tokens for result in results]), batch.tokens[count:]])
+        fields = {
+            name: np.concatenate([np.stack([result.fields[name] for result in results]), values[count:]])
+            for name, values in batch.fields.items()
+        }
+        return dataclasses.replace(batch, tokens=tokens, fields=fields)
 
     def predicted(self, start: int, stop: int) -> _Numbers:
         """Return the number of predicted tokens in each of the sequences from `start` to `stop` - 1.
@@ -274,7 +297,7 @@ class Reader:
 
     @property
     def _weighted(self) -> bool:
-        return any(data_set.manifest.chats is not None for data_set in self._sets)
+        return any(data_set.manifest.weighted for data_set in self._sets)
 
     def _by_shard(self, consumed: _Numbers) -> Iterator[tuple[DataSet, int, list[int], list[int]]]:
         """Yield each shard that contains some of the sequences whose numbers are in `consumed`: its set and its number.

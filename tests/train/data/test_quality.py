@@ -1,0 +1,89 @@
+"""Documents that occur twice, and training documents that overlap with evaluation data."""
+
+import json
+
+import pytest
+
+from builders.train.built import documents
+from concertina_trainer import cli
+
+TEXTS = [f"document {i % 70} of {'x' * (i % 7)}" for i in range(200)]
+UNIQUE = list(dict.fromkeys(TEXTS))
+SIZE = ("--shard-mebibytes", "0.001")
+
+
+@pytest.fixture
+def sources(tmp_path):
+    (tmp_path / "in").mkdir()
+    for number in range(4):
+        lines = [json.dumps({"text": text}) + "\n" for text in TEXTS[50 * number : 50 * number + 50]]
+        (tmp_path / "in" / f"{number}.jsonl").write_text("".join(lines))
+    return tmp_path / "in"
+
+
+def command(out, *arguments):
+    return cli.main(["data", "build", "--out", str(out), *SIZE, *map(str, arguments)])
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_first_of_equal_documents_is_kept_for_any_processes_and_shares(tmp_path, sources, capsys):
+    assert len(UNIQUE) < len(TEXTS)
+    assert command(tmp_path / "one", "--duplicates", "remove", "--processes", "1", sources) == 0
+    assert documents(tmp_path / "one") == UNIQUE
+    said = f"{len(TEXTS) - len(UNIQUE)} documents occur earlier in the data, and were removed"
+    assert said in capsys.readouterr().out
+    assert cli.main(["data", "verify", str(tmp_path / "one")]) == 0
+    for share in ("1/2", "0/2"):
+        assert command(tmp_path / "two", "--duplicates", "remove", "--share", share, sources) == 0
+    one, two = contents(tmp_path / "one"), contents(tmp_path / "two")
+    assert one == two
+    assert not [name for name in one if "building" in name]
+    named = {
+        name
+        for shard in json.loads(one["manifest.json"])["shards"]
+        for name in (shard["file"], shard["documents_file"])
+    }
+    assert {name for name in one if name.startswith("shard-")} == named, "no replaced shard is left"
+
+
+def test_validation_documents_are_unique_too(tmp_path, sources):
+    options = ["--duplicates", "remove", "--validation", "0.3", "--processes", "1"]
+    assert command(tmp_path / "out", *options, sources) == 0
+    training, aside = documents(tmp_path / "out"), documents(tmp_path / "out" / "validation")
+    assert len(aside) > 5
+    assert sorted([*training, *aside]) == sorted(UNIQUE)
+    shards = json.loads((tmp_path / "out" / "validation" / "manifest.json").read_text())["shards"]
+    assert {path.name for path in (tmp_path / "out" / "validation").glob("*.bin")} == {each["file"] for each in shards}
+
+
+def test_duplicates_that_are_only_counted_stay(tmp_path, sources, capsys):
+    assert command(tmp_path / "out", "--duplicates", "count", "--processes", "1", sources) == 0
+    assert documents(tmp_path / "out") == TEXTS
+    assert f"{len(TEXTS) - len(UNIQUE)} documents occur earlier in the data, and were kept" in capsys.readouterr().out
+
+
+WORDS = " ".join(f"word{i}" for i in range(30))
+
+
+def test_a_build_with_too_many_contaminated_documents_ends_with_a_report(tmp_path, capsys):
+    for name, texts in (("a", ["clean " * 20, WORDS, f"more {WORDS}"]), ("eval", [WORDS])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    build = ["--against", tmp_path / "eval.jsonl", "--processes", "1", tmp_path / "a.jsonl"]
+    assert command(tmp_path / "out", "--most-overlapping", "1", *build) == 78
+    assert "2 training documents share 13 consecutive words with the evaluation data, and" in capsys.readouterr().err
+    report = json.loads((tmp_path / "out" / "overlap.json").read_text())
+    assert (report["trainingDocuments"], report["examples"]) == (2, [WORDS[:200], f"more {WORDS}"[:200]])
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert command(tmp_path / "out", "--most-overlapping", "2", *build) == 0, "the finished shards are used"
+    assert len(documents(tmp_path / "out")) == 3
+
+
+def test_options_that_need_others_are_refused(tmp_path, sources, capsys):
+    assert command(tmp_path / "out", "--most-overlapping", "1", sources) == 78
+    assert "--most-overlapping needs --against" in capsys.readouterr().err
+    chat = ["--chat", "--length", "9", "--tokenizer", "t.json"]
+    assert command(tmp_path / "out", "--duplicates", "remove", *chat, sources) == 78
+    assert "--duplicates remove does not support --chat" in capsys.readouterr().err

@@ -1,0 +1,137 @@
+"""Reader of WebDataset archives: tar files in which the members of a sample follow each other and have the same key.
+
+The key of a member is its name up to the first dot of the base name. The rest, in lower case, names the member's value:
+`web/0001.txt` and `web/0001.ids.npy` are the values `txt` and `ids` of the sample `web/0001`
+(https://github.com/webdataset/webdataset).
+
+The standard library treats a damaged header as the end of an archive. This reader refuses such an archive, because
+samples would be missing without notice.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import tarfile
+from collections.abc import Collection, Iterator
+from typing import BinaryIO, Self
+
+import numpy as np
+
+from concertina_state.errors import InvalidInput
+from concertina_trainer.data.build.records import MOST_BYTES, Record
+
+_MOST_HEADER_BYTES = 2**20
+"""Maximum size of an extended header, which contains a long name and the like."""
+_EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_ADVICE = "restore the archive, or write it again with webdataset.TarWriter"
+
+
+class _Header(tarfile.TarInfo):
+    """Header of a member. Damage that the standard library takes for the archive's end raises an error."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Parse a header block.
+
+        Raises:
+            HeaderError: When the block marks the end of the archive.
+            ReadError: When the block is cut off or damaged, or announces a very long extended header.
+        """
+        try:
+            header = super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if len(buf) == tarfile.BLOCKSIZE and not any(buf):
+                raise  # the mark of the archive's end
+            raise tarfile.ReadError("it is cut off" if len(buf) < tarfile.BLOCKSIZE else str(error)) from error
+        if header.type in _EXTENDED and header.size > _MOST_HEADER_BYTES:
+            raise tarfile.ReadError(f"an extended header has {header.size} bytes")
+        return header
+
+
+def read_samples(location: str, file: BinaryIO, columns: Collection[str]) -> Iterator[Record]:
+    """Yield the samples of an archive, with the values of `columns`. Other members are not read.
+
+    Raises:
+        InvalidInput: When the archive is damaged, or a member can't be used.
+    """
+    try:
+        with tarfile.open(fileobj=file, mode="r|", tarinfo=_Header) as archive:
+            yield from _samples(location, archive, columns)
+            _check_end(location, archive)
+    except (tarfile.TarError, ValueError, OverflowError) as error:
+        raise InvalidInput(f"{location} can't be read as a tar archive ({error}): {_ADVICE}.") from error
+
+
+def _samples(location: str, archive: tarfile.TarFile, columns: Collection[str]) -> Iterator[Record]:
+    key, values = "", dict[str, object]()
+    for member in archive:
+        archive.members.clear()  # type: ignore[attr-defined] # otherwise all headers stay in memory
+        if _is_no_data(member):
+            continue
+        if problem := _problem(member):
+            raise InvalidInput(f"{location}: the member {_shown(member.name)} {problem}.")
+        folder, _, base = member.name.rpartition("/")
+        stem, _, name = base.partition(".")
+        if values and f"{folder}/{stem}" != key:
+            yield _record(location, key, values)
+            values = {}
+        key, name = f"{folder}/{stem}", name.lower().removesuffix(".npy")
+        if name in values:
+            raise InvalidInput(f"{location}: the sample {_shown(key)} has two members {_shown(name)}: {_ADVICE}.")
+        values[name] = _value(location, archive, member) if name in columns else None
+    if values:
+        yield _record(location, key, values)
+
+
+def _record(location: str, key: str, values: dict[str, object]) -> Record:
+    return Record(values, functools.partial("{}, sample {}".format, location, _shown(key.lstrip("/"))))
+
+
+def _is_no_data(member: tarfile.TarInfo) -> bool:
+    """Return whether a member is a folder, a hidden file, or a description of the archive such as `__meta__`."""
+    base = member.name.rpartition("/")[2]
+    return member.isdir() or base.startswith(".") or (base.startswith("__") and base.endswith("__"))
+
+
+def _problem(member: tarfile.TarInfo) -> str:
+    """Return why a member can't be used, as the end of a sentence, or ""."""
+    if not member.isreg() or member.issparse():
+        return "is a link, a device or a sparse file: write its content into the archive"
+    if "." not in member.name.rpartition("/")[2]:
+        return "has no suffix, so it is no value of a sample: add a suffix, such as .txt"
+    if member.size > MOST_BYTES:
+        return f"has {member.size} bytes, and at most {MOST_BYTES} are read: divide it into several documents"
+    return ""
+
+
+def _value(location: str, archive: tarfile.TarFile, member: tarfile.TarInfo) -> object:
+    opened = archive.extractfile(member)
+    assert opened is not None  # regular files have content
+    content = opened.read()
+    if not member.name.lower().endswith(".npy"):
+        return content
+    try:
+        return np.load(io.BytesIO(content), allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise InvalidInput(f"{location}: the member {_shown(member.name)} is not an array of numbers.") from error
+
+
+def _check_end(location: str, archive: tarfile.TarFile) -> None:
+    """Check that nothing but padding follows the archive.
+
+    Raises:
+        InvalidInput: When more follows, which would not be read.
+    """
+    stream = archive.fileobj
+    assert stream is not None
+    while block := stream.read(2**20):
+        if any(block):
+            raise InvalidInput(
+                f"{location} continues after the mark of its end, as archives do that were put together with cat: "
+                "keep each archive in its own file."
+            )
+
+
+def _shown(name: str) -> str:
+    return name[:200]

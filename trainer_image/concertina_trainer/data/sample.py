@@ -1,0 +1,79 @@
+"""Sample of the training data, as `trainer.data.transform` gets and returns it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclasses.dataclass
+class Sample:
+    """One sequence of the training data.
+
+    A sequence has one element more than `trainer.model.sequenceLength`. If documents are shorter, it ends with zeros.
+    """
+
+    tokens: NDArray[np.int64]
+    """Token ids `[length + 1]`, or zeros if the data have none."""
+    fields: dict[str, NDArray[Any]]
+    """Other fields by name, `[length + 1]` or `[length + 1, width]`."""
+    position: int
+    """Position of the sample in the order of the data."""
+
+
+Transform = Callable[[Sample, np.random.Generator | None], Sample]
+"""Function that `trainer.data.transform` names.
+
+It gets a sample, and random numbers that depend only on the run's seed and the sample's position. In an evaluation, it
+gets None instead of random numbers. It returns the sample, in which arrays can have other values but no other shapes.
+"""
+
+
+class Refused(Exception):
+    """Error that a transform failed, or returned something else than a sample of the same shape."""
+
+
+def transformed(transform: Transform, sample: Sample, seed: int | None, vocab_size: int) -> Sample:
+    """Return what the transform makes of a sample. `seed` is None in an evaluation.
+
+    Raises:
+        Refused: When the transform fails, or its result can't be used.
+    """
+    shapes = {name: (array.shape, array.dtype) for name, array in _arrays(sample).items()}
+    random = None if seed is None else np.random.Generator(np.random.Philox(key=[seed, sample.position]))
+    try:
+        result = transform(sample, random)
+    except Exception as error:
+        raise Refused(f"it raised {type(error).__name__}: {str(error)[:300]}") from error
+    if not isinstance(result, Sample):
+        raise Refused(f"it returned a {type(result).__name__}, and it must return the Sample")
+    arrays = _arrays(result)
+    if arrays.keys() != shapes.keys():
+        raise Refused(f"it returned the fields {', '.join(arrays)}, and they must be {', '.join(shapes)}")
+    for name, (shape, dtype) in shapes.items():
+        array = arrays[name]
+        if (
+            not isinstance(array, np.ndarray)
+            or array.shape != shape
+            or not np.can_cast(array.dtype, dtype, "same_kind")
+        ):
+            is_array = isinstance(array, np.ndarray)
+            found = f"{array.dtype} {list(array.shape)}" if is_array else type(array).__name__
+            raise Refused(f"it returned {name} as {found}, and it must be {dtype} {list(shape)}")
+        arrays[name] = array.astype(dtype, copy=False)
+        if dtype.kind == "f" and not np.isfinite(arrays[name]).all():
+            raise Refused(f"it returned values of {name} that are not finite")
+    tokens = arrays.pop("tokens")
+    if vocab_size and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+        raise Refused(
+            f"it returned tokens from {tokens.min()} to {tokens.max()}, and they must be from 0 to {vocab_size - 1}"
+        )
+    return Sample(tokens, {name.removeprefix("fields."): array for name, array in arrays.items()}, sample.position)
+
+
+def _arrays(sample: Sample) -> dict[str, Any]:
+    return {"tokens": sample.tokens, **{f"fields.{name}": array for name, array in sample.fields.items()}}
