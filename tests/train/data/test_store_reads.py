@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from builders.stores.hostile import proxy
-from concertina_data.data_manifest import FORMAT, NAME, DataManifest, TokenizerFacts
+from concertina_data.data_manifest import FORMAT, NAME, DataManifest, TokenizerFacts, token_field
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer import cli
 from concertina_trainer.config.data_config import DataConfig
@@ -26,7 +26,8 @@ def stored(s3):
         draft = Draft()
         draft.documents = [generator.bytes(int(size)) for size in generator.integers(30, 90, 4)]
         shards += draft.put(folder, f"shard-{index:06}", 1)
-    folder.put(NAME, DataManifest(FORMAT, 1, 256, TokenizerFacts("random", "random", 0), tuple(shards)).to_json())
+    facts = TokenizerFacts("random", "random", 0)
+    folder.put(NAME, DataManifest(FORMAT, 256, facts, (token_field(256),), tuple(shards)).to_json())
     assert cli.main(["data", "pack", uri, "--length", str(LENGTH)]) == 0
     return uri, sum(shard.size for shard in shards)
 

@@ -290,7 +290,7 @@ class Reader:
             return self.predicted(start, stop)
         sums = np.empty(stop - start, dtype=np.int64)
         for data, shard, which, indexes in self._by_shard(np.arange(start, stop)):
-            opened = data.shard(shard) if data.manifest.chats is not None else None
+            opened = data.shard(shard) if data.manifest.weighted else None
             weighted = opened.sums if opened else None
             sums[which] = data.plan(shard).predicted[indexes] if weighted is None else weighted[indexes]
         return sums
