@@ -84,6 +84,13 @@ class Goodput(StatusModel):
         """Seconds of each class of time, keyed by the name of the class, such as `productive`."""
         return {name.removesuffix(SUFFIX): getattr(self, name) for name in CLASSES}
 
+    def with_more(self, name: str, seconds: float) -> Goodput:
+        """Return the same time with more seconds of the class `name`, such as `waiting_seconds`."""
+        spent = self.model_copy(update={name: getattr(self, name) + seconds})
+        before, after = (sum(part.by_class.values()) - part.suspended_seconds for part in (self, spent))
+        percent = self.percent if self.percent is None or not after else self.percent * before / after
+        return spent.model_copy(update={"percent": percent})
+
 
 SUFFIX = "_seconds"
 CLASSES = tuple(name for name in Goodput.model_fields if name.endswith(SUFFIX))

@@ -66,6 +66,13 @@ def rfc3339(seconds: float) -> str:
     return moment.isoformat(timespec="microseconds" if moment.microsecond else "seconds").replace("+00:00", "Z")
 
 
+AT_REST = {
+    "Waiting": "waiting_seconds", "Queued": "waiting_seconds", "Suspended": "suspended_seconds",
+    "Stalled": "stalled_seconds",
+}  # fmt: skip
+"""Class of the time that a job spends in a phase in which nothing changes, by phase."""
+
+
 def unix_seconds(timestamp: str) -> float:
     """Return the Unix time, in seconds, of an RFC 3339 timestamp."""
     return datetime.datetime.fromisoformat(timestamp).timestamp()
@@ -502,6 +509,18 @@ class JobStatus(StatusModel):
     def is_true(self, type: ConditionType) -> bool:
         """Return whether the condition of a type has the status True."""
         return self.true_condition(type) is not None
+
+    def counted_until(self, now: float) -> JobStatus:
+        """Return the status with the time that a job at rest has spent until the Unix time `now`.
+
+        The operator counts the time of such a job at its next event, because a write of the status only for this would
+        cost requests for each waiting job.
+        """
+        bucket, counted = AT_REST.get(self.phase), self.goodput.at
+        if bucket is None or counted is None:
+            return self
+        seconds = max(0.0, now - unix_seconds(counted))
+        return self.model_copy(update={"goodput": self.goodput.with_more(bucket, seconds)})
 
     @property
     def trouble(self) -> Condition | None:

@@ -96,7 +96,7 @@ class EvidenceRecord(StatusModel):
         created = (self.job.get("metadata") or {}).get("creationTimestamp")
         return JobEvidence(
             spec=spec,
-            status=self.status,
+            status=self.status.counted_until(self.at) if self.live else self.status,
             at=self.at,
             created=unix_seconds(created) if isinstance(created, str) else self.at,
             live=self.live,

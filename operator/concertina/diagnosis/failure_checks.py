@@ -137,8 +137,8 @@ def world_below_minimum(evidence: JobEvidence) -> Finding | None:
         Problem.WORLD_BELOW_MINIMUM,
         f"the job needs {min_replicas} replicas and waits for them ({waiting:.0f} s of {window.of}): "
         f"{ready.message if ready else ''}",
-        "run `kubectl describe pod` for the pending pods and check nodes, quota and taints. With a smaller "
-        "elastic.minReplicas, the job continues with fewer replicas",
+        "run `kubectl describe pod` for the pending pods and check nodes, quota and taints"
+        + (". With a smaller elastic.minReplicas, the job continues with fewer replicas" if min_replicas > 1 else ""),
     )
 
 

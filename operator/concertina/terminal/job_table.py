@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +90,7 @@ class JobRow:
 
 
 def row(job: Raw) -> JobRow:
-    status, meta = status_of(job), job["metadata"]
+    status, meta = status_of(job).counted_until(time.time()), job["metadata"]
     progress, cost, attention = status.progress, status.cost, _attention(status)
     # A job that does not train has no speed.
     pace = progress if attention in (AttentionLevel.SLOW, AttentionLevel.TRAINING) else None

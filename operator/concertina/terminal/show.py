@@ -93,7 +93,7 @@ def detail(job: Raw, events: Sequence[Raw] = ()) -> RenderableType:
         job: Object of the job.
         events: Events about the job, in any order.
     """
-    status, meta = status_of(job), job["metadata"]
+    status, meta = status_of(job).counted_until(time.time()), job["metadata"]
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="bold")
     for name, value in _rows(status, job):
@@ -107,7 +107,8 @@ def detail(job: Raw, events: Sequence[Raw] = ()) -> RenderableType:
         parts.append(_events_table(events))
     failure, running = status.last_failure, status.condition(ConditionType.RUNNING)
     if failure and failure.last_lines and not (running and running.status == "True"):
-        source = f"{failure.replica}; for more, run kubectl logs {failure.replica}" if failure.replica else "the worker"
+        more = f"; for more, run kubectl logs {failure.replica} while the pod exists"
+        source = f"{failure.replica}{more}" if failure.replica else "the worker"
         parts.append(Text(f"The last lines of {source}:"))
         parts += [Text(f"  {line}") for line in failure.last_lines]
     if not no_operator:  # The advice assumes that an operator manages the job.

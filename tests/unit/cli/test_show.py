@@ -19,6 +19,7 @@ from concertina.api.status import (
     SampleRange,
     ShareMark,
     rfc3339,
+    unix_seconds,
 )
 from concertina.api.world import Member, World
 from concertina.cli import checkpoint, jobs
@@ -225,3 +226,13 @@ def test_who_does_not_train_has_no_pace_and_only_conditions_that_say_something_a
     assert "RunningReason" in trains
     assert "loss 2" in over
     assert not any(word in over for word in ("tokens/s", "ETA", "RunningReason", "FailedReason"))
+
+
+def test_time_at_rest_counts_until_now() -> None:
+    """The operator counts the time of a job that waits at its next event."""
+    counted = Goodput(waiting_seconds=2.0, productive_seconds=8.0, percent=80.0, at="2026-01-01T00:00:00Z")
+    now = unix_seconds("2026-01-01T00:00:30Z")
+    for reason, expected in (("Waiting", 32.0), ("Training", 2.0)):
+        ready = Condition(type="Ready", status="False", reason=reason, lastTransitionTime="2026-01-01T00:00:00Z")
+        goodput = JobStatus(conditions=(ready,), goodput=counted).counted_until(now).goodput
+        assert (goodput.waiting_seconds, goodput.percent) == (expected, 80.0 if expected == 2.0 else 20.0)

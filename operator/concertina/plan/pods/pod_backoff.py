@@ -21,7 +21,7 @@ from concertina.plan.actions import Event
 from concertina.plan.facts import constants, gangs, sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Reason
-from concertina.plan.observed import CreateRefusal, PodPhase, PodView, Refusal
+from concertina.plan.observed import UNSCHEDULABLE, CreateRefusal, PodPhase, PodView, Refusal
 from concertina.plan.pods.pod_plan import number_at
 
 OUTSIDE = frozenset(
@@ -256,6 +256,18 @@ def shortage(ctx: JobContext) -> str:
     return text + (f"; {'; '.join(reasons[:3])}" if reasons else "")
 
 
+def too_large(ctx: JobContext, pod: PodView) -> str:
+    """Return a sentence if the pod requests more devices or CPUs than any node has, and an empty string otherwise.
+
+    The scheduler's message about such a pod does not differ from that about a pod for which no node is free.
+    """
+    for name, amount in pod.requests.items() if pod.waiting == UNSCHEDULABLE else ():
+        offers = [node.allocatable[name] for node in ctx.observed.nodes.values() if name in node.allocatable]
+        if offers and amount > max(offers) and ("/" in name or name == "cpu"):
+            return f"the pod requests {amount} {name}, and no node has more than {max(offers)}"
+    return ""
+
+
 def why_waiting(ctx: JobContext, pod: PodView) -> str:
     """Return why a pod is not ready, as words for the job's status."""
     view = ctx.agent(pod.name)
@@ -264,6 +276,8 @@ def why_waiting(ctx: JobContext, pod: PodView) -> str:
     if view.report and view.report.startup_error:
         return view.report.startup_error
     if pod.waiting:
+        if why := too_large(ctx, pod):
+            return why
         return f"{pod.waiting} ({pod.waiting_message[:300]})" if pod.waiting_message else pod.waiting
     if pod.awaited_scheduler and ctx.age(pod) >= constants.UNSCHEDULED:
         if why := gangs.shortage(ctx, pod):

@@ -25,7 +25,7 @@ from concertina.plan.facts.decision import Decision, Pods, Reason, stalled
 from concertina.plan.facts.replicas import RECREATE_POD
 from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import bad_nodes
-from concertina.plan.pods.pod_backoff import OUTSIDE, shortage
+from concertina.plan.pods.pod_backoff import OUTSIDE, shortage, too_large
 from concertina.plan.pods.pod_plan import number_at, packed
 from concertina.plan.recovery import escalation, hardware, repeats
 from concertina_protocol import EXIT_OLD_PYTHON, FailureReason
@@ -214,6 +214,7 @@ def missing(ctx: JobContext) -> tuple[str, ...]:
         if (
             why := ctx.replicas.gpu_faults.get(name)
             or _cannot_start(ctx, pod)
+            or too_large(ctx, pod)
             or (f"{pod.waiting} ({pod.waiting_message})" if pod.waiting else "")
         )
     )

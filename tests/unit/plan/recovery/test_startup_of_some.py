@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -176,3 +177,18 @@ def test_who_came_after_the_others_were_asked_is_not_cut_off_but_asked_about() -
 def test_it_is_left_alone_where_that_would_not_help(minimum: int, nodes: int) -> None:
     seen, _ = cut_off(minimum, nodes, seconds=60)
     assert seen.job.status.restarts.recent == ()
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_a_pod_that_no_node_can_hold_says_so(gpus: int) -> None:
+    waits = {"phase": "Pending", "ip": "", "node": "", "waiting": "Unschedulable", "waiting_message": "6 Insufficient"}
+    seen = two_train({**waits, "requests": {"cpu": Decimal(1), "nvidia.com/gpu": Decimal(gpus)}}, None)
+    offers = {"cpu": Decimal(8), "nvidia.com/gpu": Decimal(2)}
+    seen = replace(seen, nodes={name: replace(node, allocatable=offers) for name, node in seen.nodes.items()})
+    message = plan(seen, T0 + 20).status.condition("Running").message
+    too_large = "demo-2-0 does not start: the pod requests 4 nvidia.com/gpu, and no node has more than 2"
+    assert (too_large in message) is (gpus == 4), message
+    assert ("Unschedulable (6 Insufficient)" in message) is (gpus == 1), message
+    begins = replace(seen, pods=seen.pods[2:], agents={}, job=jobs.job(jobs.spec()))
+    message = plan(begins, T0 + 20).status.condition("Ready").message
+    assert (too_large.partition("start: ")[2] in message) is (gpus == 4), message
