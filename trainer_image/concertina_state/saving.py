@@ -216,8 +216,7 @@ class Saving:
             complete: True to end the run with this step.
             best: True to make a checkpoint of this step because it is the best so far, if the job has durable storage.
         """
-        needed = best and self._durable_step < decision.step
-        durable = self._policy.has_storage and (needed or complete)
+        durable = self._policy.has_storage and (best or complete)
         if durable and best:
             self._best_step = decision.step
         return dataclasses.replace(
@@ -226,6 +225,11 @@ class Saving:
             durable=decision.durable or durable,
             outcome=Outcome.COMPLETE if complete else decision.outcome,
         )
+
+    @property
+    def durable_step(self) -> int:
+        """Step of the newest checkpoint that this rank knows of. Other ranks may know of another one."""
+        return self._durable_step
 
     @property
     def uploading_best(self) -> int | None:

@@ -1,7 +1,7 @@
 """Reads and writes of the Jobs of `spec.evaluationJob`.
 
-No error here may affect the training: an error of the API server becomes the result of the Job. For a TrainingJob
-without the field there are no requests.
+No error here may affect the training: an error of the API server becomes the result of the Job, or the request is
+tried again. For a TrainingJob without the field there are no requests.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from concertina.api.status import EvaluationJobState
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.status_patches import PreconditionFailed
 from concertina.kube.client import Client
-from concertina.kube.errors import AlreadyExists, ApiError, Forbidden, NotFound, Unreachable
+from concertina.kube.errors import AlreadyExists, ApiError, Forbidden, Invalid, NotFound, Unreachable
 from concertina.kube.manifests.evaluation_job import evaluation_job_manifest
 from concertina.kube.manifests.names import JOB_UID
 from concertina.kube.parse.evaluation_jobs import evaluation_job_view
-from concertina.kube.resources import JOBS, POD_TEMPLATES
+from concertina.kube.resources import JOBS, POD_TEMPLATES, Raw
 from concertina.plan.actions import CreateEvaluationJob, DeleteEvaluationJob
 from concertina.plan.lifecycle.evaluation_jobs import LOOK_SECONDS, UNFINISHED
 from concertina.plan.observed import EvaluationJobView
@@ -49,7 +49,8 @@ async def _look(client: Client, job: CachedJob, changed: Callable[[str], None]) 
         items, _ = await client.list_all(JOBS, job.view.namespace, labels=f"{JOB_UID}={job.view.uid}")
         # The list may be older than a Job that was created meanwhile.
         newer = {name: view for name, view in (job.evaluation_jobs or {}).items() if name not in (before or {})}
-        job.evaluation_jobs = newer | {item["metadata"]["name"]: evaluation_job_view(item) for item in items}
+        own = (item for item in items if _is_of(job, item))
+        job.evaluation_jobs = newer | {item["metadata"]["name"]: evaluation_job_view(item) for item in own}
     except ApiError as error:
         log_event("evaluation jobs unknown", **job.named(), message=error.message)
         if isinstance(error, Forbidden):  # then it may not create one either, and the write says so
@@ -61,7 +62,7 @@ async def _look(client: Client, job: CachedJob, changed: Callable[[str], None]) 
 
 
 async def create(client: Client, job: CachedJob, action: CreateEvaluationJob) -> None:
-    """Create a Job for a checkpoint. An error other than an unreachable API server becomes the Job's result.
+    """Create a Job for a checkpoint. If it can't ever be created, this becomes the Job's result.
 
     Raises:
         PreconditionFailed: When the job no longer has `spec.evaluationJob`.
@@ -79,16 +80,24 @@ async def create(client: Client, job: CachedJob, action: CreateEvaluationJob) ->
             log_event("evaluation job created", **job.named(), name=action.name, step=action.step)
         except AlreadyExists:  # an earlier response was lost, or another operator created it
             stored = await client.get(JOBS, view.namespace, action.name)
-        owners = stored["metadata"].get("ownerReferences") or ()
-        ours = any(owner["uid"] == view.uid for owner in owners)
-        result = evaluation_job_view(stored) if ours else _failed(f"another Job has the name {action.name}")
-    except Unreachable:
-        raise
+        result = (
+            evaluation_job_view(stored) if _is_of(job, stored) else _failed(f"another Job has the name {action.name}")
+        )
     except NotFound as error:
         result = _failed(f"{error.message}: create the PodTemplate {spec.pod_template} in this namespace")
-    except ApiError as error:
+    except Invalid as error:
         result = _failed(f"the API server refused the Job: {error.message}")
+    except Unreachable:
+        raise
+    except ApiError as error:  # for example a quota, or roles that the API server does not know yet
+        log_event("evaluation job refused", **job.named(), name=action.name, message=error.message)
+        return  # it remains pending, so a later pass tries again
     job.evaluation_jobs = {**(job.evaluation_jobs or {}), action.name: result}
+
+
+def _is_of(job: CachedJob, item: Raw) -> bool:
+    """Return whether a Job belongs to this TrainingJob. A label is no evidence, because a user may copy it."""
+    return any(owner.get("uid") == job.view.uid for owner in item["metadata"].get("ownerReferences") or ())
 
 
 def _failed(message: str) -> EvaluationJobView:
@@ -102,7 +111,11 @@ async def delete(client: Client, job: CachedJob, action: DeleteEvaluationJob) ->
         Unreachable: When the API server does not answer.
     """
     try:
-        await client.delete(JOBS, job.view.namespace, action.name, propagation="Background")
+        stored = await client.get(JOBS, job.view.namespace, action.name)
+        if _is_of(job, stored):
+            await client.delete(
+                JOBS, job.view.namespace, action.name, uid=stored["metadata"]["uid"], propagation="Background"
+            )
     except Unreachable:
         raise
     except ApiError as error:  # it is deleted with the TrainingJob

@@ -12,7 +12,7 @@ from concertina_state import saving as saving_module
 from concertina_state.format.shardfile import Chunk, Layout, ShardMetadata
 from concertina_state.interval import Interval
 from concertina_state.pace import Pace
-from concertina_state.saving import SavePolicy, Saving
+from concertina_state.saving import SaveDecision, SavePolicy, Saving
 from concertina_state.snapshots import Snapshots
 
 
@@ -199,3 +199,16 @@ def test_without_storage_a_best_step_is_no_checkpoint(tmp_path, monkeypatch):
     loop = Loop(tmp_path, monkeypatch)
     decision = loop.train(3)
     assert loop.saving.amended(decision, complete=False, best=True) == decision
+
+
+def test_ranks_that_know_of_different_checkpoints_decide_alike_about_the_best(tmp_path, monkeypatch):
+    """The agents of a new round may know of different checkpoints: one has seen LATEST move, and another has not."""
+    decisions = []
+    for known_step in (0, 3):
+        (tmp_path / str(known_step)).mkdir()
+        loop = Loop(tmp_path / str(known_step), monkeypatch, checkpoints=1000)
+        loop.saving._durable_step = known_step
+        decision = SaveDecision(3, snapshot=False, durable=False, outcome=None)
+        decisions.append(loop.saving.amended(decision, complete=False, best=True))
+    assert decisions[0] == decisions[1]
+    assert decisions[0].durable

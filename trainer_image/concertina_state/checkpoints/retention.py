@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from concertina_protocol import Durable, Undone
+from concertina_state.checkpoints.latest import read_latest
 from concertina_state.checkpoints.manifest import NAME, CheckpointKey
 from concertina_state.objects.prefix import ObjectEntry, ObjectPrefix, StorageError
 
@@ -101,6 +102,11 @@ def sweep(
     for uid in before:
         entries |= folder.entries(uid)
         drafts += folder.drafts(uid)
+    # Another process may have named other checkpoints since `latest` was written. LATEST is read after the listing, so
+    # that everything which it names and which the listing contains is kept.
+    named = read_latest(folder)
+    if named is not None and (best := named.best) is not None:
+        keeping = dataclasses.replace(keeping, best=CheckpointKey(best.uid, best.round, best.step))
     here = CheckpointKey(latest.uid, latest.round, latest.step)
     folder.drop_drafts(key for key in drafts if _passed(key, here))  # listings do not include drafts
     keys, finished = found(entries)

@@ -78,7 +78,8 @@ class Evaluation:
     def _digest(self) -> str:
         """Return a digest of what the run's evaluation loss is measured on. It is that of the first set."""
         reader = next(iter(self._readers.values()))
-        return short_digest(json.dumps([reader.digest, reader.length, self._count(reader), self._config.ema]).encode())
+        measured = [reader.digest, reader.length, self._count(reader), self._config.ema, reader.transform]
+        return short_digest(json.dumps(measured).encode())
 
     @property
     def stop_reason(self) -> str:
@@ -108,6 +109,12 @@ class Evaluation:
                 "batches; the round that continues from this step starts it again"
             )
             return False
+        for name, (_, counts) in measured.items():
+            if not sum(counts):
+                raise InvalidInput(
+                    f"the evaluation set {name} has no token to predict in its first {self._config.sequences} "
+                    "sequences, so its loss would be 0: raise evaluation.sequences, or use another set."
+                )
         means = {name: _mean(losses, tokens) for name, (losses, tokens) in measured.items()}
         (loss, tokens), *_ = means.values()
         named = means if self._config.sets else {}
@@ -179,7 +186,7 @@ def _number(loss: float | None) -> float:
 
 def _mean(losses: list[float], tokens: list[int]) -> tuple[float, int]:
     """Return the mean loss of a set, given those of its batches, and the sum of the weights of its tokens."""
-    loss = sum(loss * count for loss, count in zip(losses, tokens, strict=True)) / max(1, sum(tokens))
+    loss = sum(loss * count for loss, count in zip(losses, tokens, strict=True)) / sum(tokens)
     return loss, sum(tokens)
 
 

@@ -14,7 +14,7 @@ from concertina_state.saving import SaveDecision, Saving
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.model.optimizer import LocalOptimizer, learning_rate
-from concertina_trainer.parallel.group import DistContext
+from concertina_trainer.parallel.group import DistContext, of_first_rank
 from concertina_trainer.parallel.summing import Sums
 from concertina_trainer.training import collection
 from concertina_trainer.training.agreement import agree
@@ -53,9 +53,13 @@ class TrainingRun:
         A run that has all its steps, or that has stopped early, ends with another checkpoint of the same step.
         """
         last = step >= self.config.last_step
+        evaluated_before = self.evaluation is not None and self.evaluation.history.step == step
         if not self._evaluate(step, last):
             return self._drained(step, position)
-        decision = self._amended(SaveDecision(step, snapshot=False, durable=False, outcome=None), last)
+        # A checkpoint of this step that was made before its evaluation does not say that it is the best. Otherwise
+        # rank 0 decides whether there is a checkpoint, because the ranks' agents may know of different ones.
+        stored = evaluated_before and self.keeps_best and of_first_rank(self.world, self.saving.durable_step >= step)
+        decision = self._amended(SaveDecision(step, snapshot=False, durable=False, outcome=None), last, stored)
         return self._save(decision, position) if decision.snapshot else None
 
     def end_step(self, decision: SaveDecision, position: int) -> Done | None:
@@ -77,12 +81,15 @@ class TrainingRun:
         with self.optimizer.averaged() if averaged else contextlib.nullcontext():
             return self.evaluation.after(step, last)
 
-    def _amended(self, decision: SaveDecision, last: bool) -> SaveDecision:
-        """Return the decision with what the evaluations so far change about it."""
+    def _amended(self, decision: SaveDecision, last: bool, stored: bool = False) -> SaveDecision:
+        """Return the decision with what the evaluations so far change about it.
+
+        `stored` is whether a checkpoint of this step is known to be in storage, with its evaluation.
+        """
         stop_reason, best = "", False
         if self.evaluation is not None:
             stop_reason = "" if last else self.evaluation.stop_reason
-            best = self.keeps_best and self.evaluation.is_best(decision.step)
+            best = self.keeps_best and not stored and self.evaluation.is_best(decision.step)
         self.reporter.note(stop_reason)
         uploading = self.saving.uploading_best
         if best and uploading is not None and not decision.durable:

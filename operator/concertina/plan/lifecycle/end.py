@@ -53,6 +53,9 @@ def succeeded(ctx: JobContext) -> Decision | None:
 def _stop_reason(ctx: JobContext) -> str:
     """Return the trainer's sentence about why it has ended early, or an empty string if it had all its steps."""
     reported = ctx.round.report.progress if ctx.round.report else None
+    step = reported.step if reported else ctx.status.progress.step if ctx.status.progress else 0
+    if ctx.spec.trainer is not None and step >= ctx.spec.trainer.last_step:
+        return ""  # the evaluation of the last step may also have been the last one without an improvement
     if reported is not None and reported.evaluated is not None:
         return reported.evaluated.stop_reason
     mark = ctx.status.progress.evaluation if ctx.status.progress else None

@@ -138,6 +138,11 @@ class Reader:
         return max(data_set.manifest.vocab_size for data_set in self._sets)
 
     @property
+    def transform(self) -> str | None:
+        """Name of the function that transforms each sample (`trainer.data.transform`), or None."""
+        return self._transform
+
+    @property
     def tokenizer(self) -> TokenizerFacts:
         """Tokenizer of all data sets. If the data have other fields than tokens, it stands for these fields."""
         return self._sets[0].manifest.tokenizer
