@@ -1,6 +1,7 @@
 """Transforms of samples: one that draws, and those that a trainer refuses."""
 
 import os
+import subprocess
 
 import numpy as np
 
@@ -53,3 +54,18 @@ def beyond(sample, random):
 
 def dies(sample, random):
     os._exit(3)
+
+
+def without_fields(sample, random):
+    return Sample(sample.tokens, None, sample.position)
+
+
+def unsigned(sample, random):
+    sample.fields["time"] = np.full(sample.tokens.shape, 2**64 - 1, np.uint64)
+    return sample
+
+
+def starts_cat(sample, random):
+    """Start a program that reads its standard input to the end."""
+    subprocess.run(["cat"], check=True)
+    return sample

@@ -291,10 +291,11 @@ def build(
     begun = step > 0
     reader = Reader(config.data, config.model.sequence_length, config.seed, on_wait=reporter.stalled, begun=begun)
     own = own_spec(config, reader)
-    if own is None and reader.fields:
+    if own is None and (reader.fields or not reader.vocab_size):
+        found = f"the fields {', '.join(map(str, reader.fields))}" if reader.fields else "no field token"
         raise InvalidInput(
-            f"the data have the fields {', '.join(map(str, reader.fields))}, and the decoder is trained on tokens "
-            "alone: set trainer.model.entrypoint to a model of your own, or build data from text."
+            f"the data have {found}, and the decoder is trained on tokens alone: set trainer.model.entrypoint to a "
+            "model of your own, or build data from text."
         )
     if own is None and reader.vocab_size > config.model.vocab_size:
         raise InvalidInput(

@@ -199,3 +199,19 @@ def test_a_record_that_does_not_fit_is_refused_by_its_number(tmp_path, capsys, r
     options = ["--tokens", "item", "--vocab-size", "300", "--field", "time=int64", "--out", str(tmp_path / "out")]
     assert cli.main(["data", "build", "--processes", "1", *options, str(tmp_path / "a.jsonl")]) == 78
     assert said in capsys.readouterr().err
+
+
+def test_whole_numbers_that_a_float_would_round_are_refused(tmp_path, capsys):
+    """Times in nanoseconds are above 2^53."""
+    (tmp_path / "a.jsonl").write_text('{"x": [9007199254740992]}\n{"x": [9007199254740993]}\n')
+    options = ["--field", "x=float64", "--out", str(tmp_path / "out"), "--processes", "1"]
+    assert cli.main(["data", "build", *options, str(tmp_path / "a.jsonl")]) == 78
+    assert "line 2: its x has whole numbers that the type would round" in capsys.readouterr().err
+
+
+def test_a_record_without_vectors_is_left_out_in_every_form(tmp_path):
+    rows = [[[1.0, 2.0]], [], [[3.0, 4.0]]]
+    parquet.write_table(pa.table({"x": pa.array(rows, pa.list_(pa.list_(pa.float32())))}), tmp_path / "a.parquet")
+    options = ["--field", "x=float32x2", "--out", str(tmp_path / "out"), "--processes", "1"]
+    assert cli.main(["data", "build", *options, str(tmp_path / "a.parquet")]) == 0
+    assert np.frombuffer(content(tmp_path / "out"), "<f4").tolist() == [1, 2, 3, 4]

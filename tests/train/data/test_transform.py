@@ -92,6 +92,10 @@ def test_rows_of_a_bucket_are_the_beginning_of_the_transformed_sample(data):
         assert tokens == random.integers(0, 300, LENGTH + 1).tolist()[: len(tokens)]
 
 
+def test_a_program_that_a_transform_starts_does_not_read_the_samples(data):
+    assert len(read(Reader(config(data, "starts_cat"), LENGTH, SEED), 1, 0)) == BATCH
+
+
 def test_an_evaluation_has_no_random_numbers(data):
     found = read(Reader(config(data), LENGTH, SEED, evaluates=True), 2, 0)
     assert {token for tokens, _ in found.values() for token in tokens} == {299}
@@ -106,6 +110,8 @@ def test_an_evaluation_has_no_random_numbers(data):
         ("floats", r"it returned fields.time as float64 \[9\], and it must be int64 \[9\]"),
         ("without_time", "it returned the fields tokens, fields.place, and they must be tokens, fields.time"),
         ("infinite", "it returned values of fields.place that are not finite"),
+        ("without_fields", "it returned a Sample whose fields are a NoneType, and not a dict"),
+        ("unsigned", r"it returned fields.time as uint64 \[9\], and it must be int64 \[9\]"),
         ("beyond", r"it returned tokens from \d+ to \d+, and they must be from 0 to 299"),
         ("missing", r"can't be used, because it can't be imported \(AttributeError"),
     ],

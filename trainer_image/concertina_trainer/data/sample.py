@@ -51,6 +51,8 @@ def transformed(transform: Transform, sample: Sample, seed: int | None, vocab_si
         raise Refused(f"it raised {type(error).__name__}: {str(error)[:300]}") from error
     if not isinstance(result, Sample):
         raise Refused(f"it returned a {type(result).__name__}, and it must return the Sample")
+    if not isinstance(result.fields, dict):
+        raise Refused(f"it returned a Sample whose fields are a {type(result.fields).__name__}, and not a dict")
     arrays = _arrays(result)
     if arrays.keys() != shapes.keys():
         raise Refused(f"it returned the fields {', '.join(arrays)}, and they must be {', '.join(shapes)}")
@@ -60,6 +62,7 @@ def transformed(transform: Transform, sample: Sample, seed: int | None, vocab_si
             not isinstance(array, np.ndarray)
             or array.shape != shape
             or not np.can_cast(array.dtype, dtype, "same_kind")
+            or (array.dtype == np.uint64 and dtype.kind == "i")
         ):
             is_array = isinstance(array, np.ndarray)
             found = f"{array.dtype} {list(array.shape)}" if is_array else type(array).__name__

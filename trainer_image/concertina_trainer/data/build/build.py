@@ -174,7 +174,8 @@ def _claim(folder: ObjectPrefix, key: str) -> None:
         )
     # The shards of the other build are not deleted: this build's have the same names, and other machines may have
     # written some of them just now.
-    folder.delete([name for name in folder.list("building") if not name.startswith(f"{_records(key)}/")])
+    own = (f"{_records(key)}/", f"{_records(key)}-digests/")
+    folder.delete([name for name in folder.list("building") if not name.startswith(own)])
     folder.put(MADE_BY, key.encode())
 
 

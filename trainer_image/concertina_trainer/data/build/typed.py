@@ -67,8 +67,8 @@ def _values(record: Record, column: str, field: Field, vocab_size: int) -> NDArr
             raise problem("has rows of different lengths") from error
     else:
         raise problem(f"is a {kind(found)}")
-    if not array.size:
-        array = array.astype(field.type)
+    if not len(array):
+        array = np.empty((0, field.width) if field.width else 0, field.type)
     if array.dtype.kind not in "iuf":
         raise problem(f"is a list of {array.dtype}")
     if field.width and array.ndim == 1 and array.size % field.width == 0:
@@ -90,8 +90,12 @@ def _converted(array: NDArray[Any], field: Field, vocab_size: int, problem: Any)
             converted = array.astype(kind)
         if not np.isfinite(converted).all():
             raise problem("has numbers that are not finite, or too large")
-        if array.dtype.kind != "f" and (converted.astype(np.float64) != array).any():
-            raise problem("has whole numbers that the type would round")
+        if array.dtype.kind != "f" and array.size:
+            largest = max(abs(int(array.min())), abs(int(array.max())))
+            # numpy converts integers to float64 before it compares them with floats, which rounds large ones
+            exact = array.astype(object) if largest > 2**53 else array
+            if (converted.astype(np.float64) != exact).any():
+                raise problem("has whole numbers that the type would round")
         return converted
     if array.dtype.kind == "f":
         raise problem(f"is a list of {array.dtype}")

@@ -17,7 +17,8 @@ from concertina_trainer.data.sample import Refused, Sample, Transform, transform
 
 
 def main() -> None:
-    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a program that the transform starts must not read the requests
     os.dup2(2, 1)  # what the transform prints must not get between the answers
     try:
         module, _, name = sys.argv[1].partition(":")
