@@ -20,7 +20,7 @@ def worsening(trainer, tmp_path_factory):
     files = text.write(tmp_path_factory.mktemp("text"), 30, 20_000)
     list(build(files, out, 300_000, Recipe(validation=0.3)))
     return {
-        **trainer, "steps": 20, "data": {"uri": out}, "determinism": "Bitwise",
+        **trainer, "steps": 20, "data": {"uri": out, "groups": 1}, "determinism": "Bitwise",
         "evaluation": {"everySteps": 2, "sequences": 14, "stopping": {"patience": 3}},
         "optimizer": {"learningRate": 2.0, "warmupSteps": 20},
     }  # fmt: skip

@@ -16,7 +16,7 @@ from concertina.controller.cache.job import CachedJob
 from concertina.controller.master_keys import MasterKeys
 from concertina.controller.writes import ObjectWriter
 from concertina.kube.client import Client
-from concertina.kube.errors import AlreadyExists, ApiError, Forbidden, NotFound, Unreachable
+from concertina.kube.errors import AlreadyExists, ApiError, Forbidden, Invalid, NotFound, Unreachable
 from concertina.kube.manifests.agent_container import PodSettings
 from concertina.kube.parse.views import job_view
 from concertina.kube.resources import Raw, Resource
@@ -54,6 +54,7 @@ class Server:
         name = body["metadata"]["name"]
         if name in self.jobs:
             raise AlreadyExists(409, "AlreadyExists", "it exists")
+        body["metadata"]["uid"] = f"uid-of-{name}"
         self.jobs[name] = body
         return body
 
@@ -126,7 +127,7 @@ def test_a_job_is_created_once_whoever_asks_again() -> None:
     ("errors", "said"),
     [
         ({"get podtemplates": NotFound(404, "NotFound", 'podtemplates "score" not found')}, "create the PodTemplate"),
-        ({"create jobs": Forbidden(403, "Forbidden", "jobs is forbidden")}, "refused the Job: jobs is forbidden"),
+        ({"create jobs": Invalid(422, "Invalid", "no image")}, "refused the Job: no image"),
         ({}, "another Job has the name"),
     ],
 )
@@ -175,3 +176,25 @@ def test_a_list_that_is_older_than_a_new_job_does_not_lose_it() -> None:
     asyncio.run(scenario())
     assert cached.evaluation_jobs is not None
     assert list(cached.evaluation_jobs) == ["j-1-2"]
+
+
+def test_a_refusal_that_may_pass_leaves_the_job_pending() -> None:
+    """Just after its start, an API server does not know roles yet, and a quota may have room later."""
+    server = Server({"create jobs": Forbidden(403, "Forbidden", "exceeded quota")})
+    objects, cached = setting(server, FIELD)
+    asyncio.run(objects.write(cached, CREATE))
+    assert not cached.evaluation_jobs
+    server.errors = {}
+    asyncio.run(objects.write(cached, CREATE))
+    assert cached.evaluation_jobs is not None
+    assert cached.evaluation_jobs["j-1-2"].state is EvaluationJobState.RUNNING
+
+
+def test_the_job_of_somebody_else_is_neither_listed_nor_deleted() -> None:
+    server = Server()
+    objects, cached = setting(server, FIELD)
+    server.jobs["j-1-2"] = {"metadata": {"name": "j-1-2", "uid": "other"}, "status": {}}
+    look(server, cached)
+    assert cached.evaluation_jobs == {}
+    asyncio.run(objects.write(cached, DeleteEvaluationJob("j-1-2")))
+    assert list(server.jobs) == ["j-1-2"]
