@@ -134,6 +134,7 @@ def test_killed_it_goes_on_in_another_layout(folder, parent, trainer, chain):
     One rank is killed. The others stay in their process, in the reverse order of ranks.
     """
     trainer = with_experts(trainer, **({} if chain is ALONE else WIDE))
+    trainer = {**trainer, "data": {**trainer["data"], "groups": 1}}
     alone = node.Job(folder / "alone", parent, trainer)
     reference = alone.run(1)
     assert reference.codes == {0: 0}, reference.output

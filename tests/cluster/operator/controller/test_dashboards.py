@@ -98,7 +98,8 @@ def of_pods(jobs: Jobs) -> list[str]:
 
 def test_each_query_gives_what_its_panel_shows(jobs: Jobs, metrics: str, tmp_path: Path) -> None:
     build_data(str(tmp_path / "data"), {}, "--validation", "0.3")
-    trainer = endless(tmp_path / "data", evaluation={"everySteps": 10, "sequences": 4})
+    sets = [{"name": "aside", "uri": str(tmp_path / "data" / "validation")}]
+    trainer = endless(tmp_path / "data", evaluation={"everySteps": 10, "sequences": 4, "sets": sets})
     checkpoint = {"uri": f"file://{tmp_path}/run", "everySteps": 10}
     price = {"perReplicaHour": "2.5", "currency": "EUR"}
     pod = {"containers": [paced()]}
