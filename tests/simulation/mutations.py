@@ -7,6 +7,7 @@ show it now: `.venv/bin/python -m simulation.mutations NAME [NAME ...]` (with te
 from __future__ import annotations
 
 import dataclasses
+import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count, islice
@@ -129,7 +130,8 @@ def hangs_are_not_looked_for(patch: Patch) -> None:
 
 
 def hangs_are_the_first_ranks_fault(patch: Patch) -> None:
-    patch.setattr(watchdog, "suspects", lambda heartbeats: sorted(heartbeats, key=lambda heartbeat: heartbeat.rank)[:1])
+    first = operator.attrgetter("rank")
+    patch.setattr(watchdog, "suspects", lambda heartbeats, *_: sorted(heartbeats, key=first)[:1])
 
 
 def somebody_is_always_a_straggler(patch: Patch) -> None:
