@@ -100,7 +100,6 @@ def _failure_reported(ctx: JobContext) -> Failure | None:
             reported.replica,
             exit_code=reported.exit_code if reported.rank is not None else None,
             last_lines=reported.last_lines,
-            error=repeats.normalised(ctx.replicas.gpu_faults[reported.replica]),
             step=reported.step,
         )
     if reported:
