@@ -48,7 +48,7 @@ def failed_because_of_gpu(ctx: JobContext, replica: str) -> bool:
     failure counts as any other, so that a bug of the script still ends the job.
     """
     replaces = ctx.spec.failure_policy.on_hardware_fault is Reaction.REPLACE
-    return replaces and replica in ctx.replicas.gpu_faults and not _entry(ctx, replica)
+    return replaces and replica in ctx.replicas.gpu_faults and not _moved(ctx, replica)
 
 
 def sentence(ctx: JobContext, replica: str) -> str:
@@ -62,7 +62,7 @@ def annotate(ctx: JobContext, decision: Decision) -> Decision:
     The deletion of the pod drains the round, so no step is lost.
     """
     members = [name for name in ctx.round.members if name in ctx.replicas.hardware_faults]
-    if decision.phase is not Phase.TRAINING or not members:
+    if decision.phase is not Phase.TRAINING or decision.unchanged or not members:
         return decision
     sentences = [sentence(ctx, name) for name in members[:SHOWN]]
     before = ctx.status.condition(ConditionType.RUNNING)
@@ -92,6 +92,12 @@ def _replaced(ctx: JobContext, decision: Decision, replica: str) -> Decision:
         message=sentence(ctx, replica)[:LONGEST_MESSAGE],
     )
     return replace(decision, restart=entry)
+
+
+def _moved(ctx: JobContext, replica: str) -> bool:
+    """Return whether the pod of the replica, or an earlier one, has failed or been replaced because of its hardware."""
+    entries = [entry.replica for entry in ctx.recent if entry.reason == Reason.HARDWARE_FAULT]
+    return any(same_replica(name, replica) for name in entries)
 
 
 def _entry(ctx: JobContext, replica: str) -> bool:

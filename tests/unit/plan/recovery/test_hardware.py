@@ -107,12 +107,10 @@ def test_a_failure_counts_as_any_other_where_no_gpu_explains_it(fields: dict[str
     assert (entry.reason, entry.counted) == ("WorkerFailed", True)
 
 
-def test_a_replica_that_fails_again_counts_as_any_other() -> None:
-    seen = trains(failures=(FAILED,), state="failed")
-    entry = Restart(at=rfc3339(T0 + 50), replica="demo-2-0", node="node-2", reason="HardwareFault", counted=False)
-    restarts = seen.job.status.restarts.model_copy(update={"recent": (entry,)})
-    status = seen.job.status.model_copy(update={"restarts": restarts})
-    made = plan(replace(seen, job=replace(seen.job, status=status)), T0 + 100)
+@pytest.mark.parametrize("earlier", ["demo-2-0", "demo-2-7"], ids=["in the same pod", "in another pod"])
+def test_a_replica_that_fails_again_counts_as_any_other(earlier: str) -> None:
+    seen = with_entries(trains(failures=(FAILED,), state="failed"), hardware_entry(earlier))
+    made = plan(seen, T0 + 100)
     running = made.status.condition("Running")
     assert running is not None
     assert running.reason == "WorkerFailed"
@@ -258,3 +256,13 @@ def test_other_faulty_replicas_are_no_reason_to_expect_that_the_job_can_continue
     assert running is not None
     assert running.message.endswith("; it is not replaced: the job can't continue without it")
     assert deleted(made) == []
+
+
+def test_the_message_stays_the_same_until_the_coordinator_has_reported_to_a_new_operator() -> None:
+    seen = trains(policy={"onHardwareFault": "Report"})
+    made = plan(seen, T0 + 100)
+    unheard = {name: replace(view, report=None) for name, view in seen.agents.items()}
+    nodes = {**seen.nodes, "node-2": FAULTY}
+    again = plan(jobs.then(seen, made, agents=unheard, nodes=nodes), T0 + 101)
+    assert again.status.condition("Running") == made.status.condition("Running")
+    assert again.events == ()
