@@ -10,6 +10,7 @@ from concertina.api.restarts import Restart
 from concertina.api.spec import JobSpec
 from concertina.plan.facts import notices, sizes
 from concertina.plan.facts.cached import cached
+from concertina.plan.facts.constants import FAULT_LASTS, since
 from concertina.plan.facts.health import EvidenceSource, Health
 from concertina.plan.facts.round import Round
 from concertina.plan.observed import Call, JobObservation, PodPhase, PodView
@@ -120,8 +121,14 @@ class Replicas:
     @cached
     def hardware_faults(self) -> Mapping[str, str]:
         """Live replicas with a faulty GPU or on a faulty node, keyed by pod name, each with the fault as a clause."""
-        by_node = {name: fault for name, pod in self.live.items() if (fault := self.observed.node(pod).fault)}
+        by_node = {name: fault for name, pod in self.live.items() if (fault := self._node_fault(pod))}
         return {**by_node, **self.gpu_faults}
+
+    def _node_fault(self, pod: PodView) -> str:
+        node, job = self.observed.node(pod), self.observed.job
+        if node.drilled_job == f"{job.namespace}/{job.name}":
+            return "a drill plays that the node is faulty"
+        return node.fault if since(node.fault_since, self.now) >= FAULT_LASTS else ""
 
     # --- replicas that leave
 

@@ -145,6 +145,22 @@ def test_without_another_node_it_waits_and_the_status_says_why() -> None:
     assert "GPU 0 multiplies wrongly" in ready.message
 
 
+@pytest.mark.parametrize(
+    ("node", "leaves"),
+    [
+        ({"fault": CONDITION, "fault_since": T0 + 71}, False),
+        ({"fault": CONDITION, "fault_since": T0 + 70}, True),
+        ({"drilled_job": "default/demo"}, True),
+        ({"drilled_job": "default/other"}, False),
+    ],
+    ids=["it may flap", "it lasts", "a drill", "a drill of another job"],
+)
+def test_a_condition_counts_if_it_lasts_and_a_drill_for_its_job_only(node: dict[str, Any], leaves: bool) -> None:
+    seen = trains("node")
+    nodes = {**seen.nodes, "node-2": NodeView("node-2", ready=True, **node)}
+    assert bool(deleted(plan(replace(seen, nodes=nodes), T0 + 100))) == leaves
+
+
 # --- replicas that must stay
 
 
