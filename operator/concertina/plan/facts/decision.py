@@ -185,5 +185,6 @@ def as_before(status: JobStatus) -> Decision:
     """Return a decision with the phase and conditions that `status` already has, so that no status write is needed."""
     ready, running = status.condition(ConditionType.READY), status.condition(ConditionType.RUNNING)
     phase = Phase(ready.reason) if ready and ready.reason in Phase._value2member_map_ else Phase.STARTING
-    reason, message = (running.reason, running.message) if running else ("Assigned", "")
-    return Decision(phase, reason, message, unchanged=True)
+    return Decision(
+        phase, running.reason if running else "Assigned", running.message if running else "", unchanged=True
+    )

@@ -115,7 +115,7 @@ class Replicas:
         for name in self.live:
             own, member_state = self.observed.agent(name).report, member_states.get(name)
             if fault := (member_state.gpu_fault if member_state else "") or (own.gpu_fault if own else ""):
-                faults[name] = fault
+                faults[name] = _printable(fault)
         return faults
 
     @cached
@@ -128,7 +128,7 @@ class Replicas:
         node, job = self.observed.node(pod), self.observed.job
         if node.drilled_job == f"{job.namespace}/{job.name}":
             return "a drill plays that the node is faulty"
-        return node.fault if since(node.fault_since, self.now) >= FAULT_LASTS else ""
+        return _printable(node.fault) if since(node.fault_since, self.now) >= FAULT_LASTS else ""
 
     # --- replicas that leave
 
@@ -309,3 +309,8 @@ class Replicas:
     def address(self, replica: str) -> str:
         pod = self.pods[replica]
         return f"{pod.ip}:{pod.port}"
+
+
+def _printable(text: str) -> str:
+    """Return one line without control characters: an agent, which a tenant runs, or a driver has written the text."""
+    return "".join(character if character.isprintable() else " " for character in text)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from concertina.api.restarts import LONGEST_MESSAGE, Restart
 from concertina.api.spec import Launcher, Reaction
-from concertina.api.status import ConditionType, rfc3339
+from concertina.api.status import rfc3339
 from concertina.plan.actions import Event
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
@@ -61,16 +61,32 @@ def annotate(ctx: JobContext, decision: Decision) -> Decision:
 
     The deletion of the pod drains the round, so no step is lost.
     """
-    members = [name for name in ctx.round.members if name in ctx.replicas.hardware_faults]
+    members = _shown(ctx)
     if decision.phase is not Phase.TRAINING or decision.unchanged or not members:
         return decision
-    sentences = [sentence(ctx, name) for name in members[:SHOWN]]
-    before = ctx.status.condition(ConditionType.RUNNING)
-    known = before.message if before else ""
-    new = [text for name, text in zip(members, sentences, strict=False) if text not in known and not _entry(ctx, name)]
-    events = tuple(Event("Warning", Reason.HARDWARE_FAULT, text) for text in new)
-    decision = replace(decision, message="; ".join((decision.message, *sentences)), events=(*decision.events, *events))
-    return _replaced(ctx, decision, members[0])
+    known = ctx.status.internal.hardware_faults
+    new = [name for name in members if _key(ctx, name) not in known and not _entry(ctx, name)]
+    events = tuple(Event("Warning", Reason.HARDWARE_FAULT, sentence(ctx, name)) for name in new)
+    message = "; ".join((decision.message, *(sentence(ctx, name) for name in members)))
+    return _replaced(ctx, replace(decision, message=message, events=(*decision.events, *events)), members[0])
+
+
+def reported(ctx: JobContext, decision: Decision) -> tuple[str, ...]:
+    """Return the new value of `status.internal.hardwareFaults`, which stays unchanged until the round trains.
+
+    The text of a fault may change with each pass, for example if it has a time. Its kind does not.
+    """
+    if decision.phase is not Phase.TRAINING or decision.unchanged:
+        return ctx.status.internal.hardware_faults
+    return tuple(_key(ctx, name) for name in _shown(ctx))
+
+
+def _shown(ctx: JobContext) -> list[str]:
+    return [name for name in ctx.round.members if name in ctx.replicas.hardware_faults][:SHOWN]
+
+
+def _key(ctx: JobContext, replica: str) -> str:
+    return f"{replica} {'gpu' if replica in ctx.replicas.gpu_faults else 'node'}"
 
 
 def _replaced(ctx: JobContext, decision: Decision, replica: str) -> Decision:

@@ -161,6 +161,21 @@ def test_a_condition_counts_if_it_lasts_and_a_drill_for_its_job_only(node: dict[
     assert bool(deleted(plan(replace(seen, nodes=nodes), T0 + 100))) == leaves
 
 
+def test_one_event_is_enough_if_the_text_changes_or_the_message_has_no_room_for_it() -> None:
+    seen = trains("node", policy={"onHardwareFault": "Report"})
+    nodes = [
+        {name: replace(node, fault=f"{name} {text}" * 60) for name, node in seen.nodes.items()}
+        for text in ("fails at 8:00\n\x1b[31m", "fails at 8:01\n\x1b[31m")
+    ]
+    made = plan(replace(seen, nodes=nodes[0]), T0 + 100)
+    assert [event.reason for event in made.events] == ["HardwareFault"] * 3
+    assert all(event.message.isprintable() for event in made.events)
+    again = plan(jobs.then(seen, made, nodes=nodes[1]), T0 + 101)
+    assert again.events == ()
+    assert len(again.status.internal.hardware_faults) == 3
+    assert plan(jobs.then(seen, again, nodes={}), T0 + 102).status.internal.hardware_faults == ()
+
+
 # --- replicas that must stay
 
 
