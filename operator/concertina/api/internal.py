@@ -85,6 +85,11 @@ class Internal(StatusModel):
         max_length=16,
         description="States that rollbacks have invalidated. The job never continues from them.",
     )
+    hardware_faults: tuple[Annotated[str, Field(max_length=300)], ...] = Field(
+        default=(),
+        max_length=16,
+        description="Members with faulty hardware that an event has reported: name and kind of the fault.",
+    )
     round_waits: RoundWaits = Field(
         default=RoundWaits(), description="Waiting times of this round that the goodput already includes."
     )

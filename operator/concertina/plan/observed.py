@@ -228,6 +228,10 @@ class NodeView:
     cordoned: bool = False
     fault: str = ""
     """Condition that says that the node is faulty, with its message; empty if there is none."""
+    fault_since: float = 0.0
+    """Unix time since which the node has that condition; 0 if the condition does not say it."""
+    drilled_job: str = ""
+    """Job, as namespace/name, for which a drill plays that the node is faulty; empty if there is none."""
     zone: str = ""
     """Zone of the node; empty if the node has no zone label."""
     allocatable: Mapping[str, Decimal] = field(default_factory=dict)

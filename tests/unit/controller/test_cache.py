@@ -479,6 +479,18 @@ def test_jobs_that_wait_for_room_have_turns() -> None:
     assert (place(known, "a"), place(known, "b")) == (QueuePlace(), QueuePlace())
 
 
+def test_the_text_of_a_nodes_fault_changes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some conditions have the time in their message."""
+    known = Known()
+    worked_out: list[bool] = []
+    monkeypatch.setattr(known.cache._capacity, "room_changed", lambda: worked_out.append(True))
+    healthy, *faulty = (NodeView("n", ready=True, fault=fault) for fault in ("", "since 8:00", "since 8:01"))
+    known.cache.on_node(healthy, faulty[0])
+    assert worked_out == [True]
+    known.cache.on_node(*faulty)
+    assert worked_out == [True]
+
+
 def test_a_burst_of_changes_is_worked_out_once_and_wakes_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand jobs wait, one of which holds a part of the room, and the others have released theirs."""
     later: list[Callable[[], None]] = []

@@ -357,4 +357,4 @@ class ClusterCache:
 
 def _room(node: NodeView | None) -> tuple[object, ...]:
     """Return the fields of a node that determine how many pods fit on it."""
-    return (node.ready, node.cordoned, node.fault, node.allocatable) if node else ()
+    return (node.ready, node.cordoned, bool(node.fault), node.allocatable) if node else ()

@@ -8,13 +8,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 
 from concertina.drill.target import DrillTarget, Injection
 from concertina.kube.errors import ApiError
+from concertina.kube.parse.fault_conditions import DRILL
 from concertina.kube.resources import NODES, PODS, Raw
 from concertina.terminal.cluster_connection import UserError
 
 SIGNAL = "import os, sys; os.kill(int(sys.argv[1]), int(sys.argv[2]))"
 KILL, STOP, CONTINUE = "9", "19", "18"
-FAULT, REASON = "KernelDeadlock", "ConcertinaDrill"
-"""Type and reason of the condition of a faulty node. The operator knows the type from node-problem-detector."""
 
 
 def kill_worker(target: DrillTarget) -> AbstractAsyncContextManager[Injection]:
@@ -63,9 +62,9 @@ async def evict(target: DrillTarget) -> AsyncIterator[Injection]:
 
 @asynccontextmanager
 async def report_faulty_node(target: DrillTarget) -> AsyncIterator[Injection]:
-    """Give the node of a member a condition that says that it is faulty, as node-problem-detector does.
+    """Give the node of a member a condition that says that it is faulty for this job, and remove it on exit.
 
-    The condition is removed on exit.
+    Other jobs and other controllers ignore the condition.
 
     Raises:
         UserError: When the cluster has no other node for the replica.
@@ -76,20 +75,20 @@ async def report_faulty_node(target: DrillTarget) -> AsyncIterator[Injection]:
     if all(node["metadata"]["name"] in used or node["spec"].get("unschedulable") for node in nodes):
         raise UserError(f"{target.name} uses all nodes, so its replica would stay. Add a node to run this drill.")
     at = time.time()
-    condition = {"type": FAULT, "status": "True", "reason": REASON, "message": f"played for {target.name}"}
+    condition = {"type": DRILL, "status": "True", "reason": "Drill", "message": f"{target.namespace}/{target.name}"}
     patch: list[Raw] = [{"op": "add", "path": "/status/conditions/-", "value": condition}]
     await target.client.patch(NODES, None, member.node, patch, "status")
     try:
-        yield Injection(at, f"gave node {member.node} of {member.replica} the condition {FAULT}")
+        yield Injection(at, f"gave node {member.node} of {member.replica} the condition {DRILL}")
     finally:
         await _remove_condition(target, member.node)
 
 
 async def _remove_condition(target: DrillTarget, node: str) -> None:
     conditions = (await target.client.get(NODES, None, node))["status"]["conditions"]
-    for index in reversed([index for index, each in enumerate(conditions) if each.get("reason") == REASON]):
+    for index in reversed([index for index, each in enumerate(conditions) if each["type"] == DRILL]):
         path = f"/status/conditions/{index}"
-        patch: list[Raw] = [{"op": "test", "path": f"{path}/reason", "value": REASON}, {"op": "remove", "path": path}]
+        patch: list[Raw] = [{"op": "test", "path": f"{path}/type", "value": DRILL}, {"op": "remove", "path": path}]
         await target.client.patch(NODES, None, node, patch, "status")
 
 

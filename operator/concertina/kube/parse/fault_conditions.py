@@ -6,6 +6,8 @@ MemoryPressure, are left out.
 
 from __future__ import annotations
 
+DRILL = "ConcertinaDrill"
+"""Condition with which the drill `faulty-node` plays a fault for one job. Its message is the job, as namespace/name."""
 FAULT_CONDITIONS = (
     # node-problem-detector
     "KernelDeadlock",

@@ -20,7 +20,7 @@ from concertina.kube.deep_json import DEEPEST
 from concertina.kube.manifests.names import AVOIDS, PORT_NAME, ROUND, TEMPLATE_HASH
 from concertina.kube.manifests.pod import END_POD, template_hash
 from concertina.kube.manifests.workload import POD_SET, PREBUILT_WORKLOAD, PRIORITY_CLASS, QUEUE_NAME, request_hash
-from concertina.kube.parse.fault_conditions import FAULT_CONDITIONS
+from concertina.kube.parse.fault_conditions import DRILL, FAULT_CONDITIONS
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
 from concertina.kube.parse.room import amounts, excluded
 from concertina.kube.resources import Raw
@@ -141,13 +141,23 @@ def node_view(
     conditions = status.get("conditions") or ()
     ready: Raw = next((condition for condition in conditions if condition["type"] == "Ready"), {})
     is_ready = ready.get("status") == "True"
+    faults = (
+        (text, unix_seconds(condition["lastTransitionTime"]) if condition.get("lastTransitionTime") else 0.0)
+        for condition in conditions
+        if (text := _fault(condition, fault_conditions))
+    )
+    fault, since = min(faults, key=lambda fault: fault[1], default=("", 0.0))
     return NodeView(
         name=obj["metadata"]["name"],
         ready=is_ready,
         out_of_service=any(taint["key"] == _OUT_OF_SERVICE for taint in taints),
         notice=next((name for taint in taints for name in _names(taint) if name in notice_taints), ""),
         cordoned=bool(spec.get("unschedulable")),
-        fault=next((text for condition in conditions if (text := _fault(condition, fault_conditions))), ""),
+        fault=fault,
+        fault_since=since,
+        drilled_job=next(
+            (condition.get("message") or "" for condition in conditions if condition["type"] == DRILL), ""
+        ),
         zone=labels.get(_ZONE, ""),
         labels=labels,
         spot=any(labels.get(key) == value for key, value in _SPOT),

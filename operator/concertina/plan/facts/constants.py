@@ -114,6 +114,8 @@ The operator then makes the calls itself.
 """
 
 
+FAULT_LASTS = 30.0
+"""Seconds for which a node must have a condition for a fault before its replicas leave: some conditions flap."""
 SKEW = 10.0
 """Seconds by which the clocks of two machines, and so of two operators, may differ."""
 

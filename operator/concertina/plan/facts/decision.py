@@ -172,6 +172,8 @@ class Decision:
 
     Otherwise the operator opens streams to the coordinator and to replicas outside of the round only.
     """
+    unchanged: bool = False
+    """True if the message is that of the status, which names faulty hardware and stragglers already."""
 
 
 def stalled(reason: str, message: str, pods: Pods) -> Decision:
@@ -183,4 +185,6 @@ def as_before(status: JobStatus) -> Decision:
     """Return a decision with the phase and conditions that `status` already has, so that no status write is needed."""
     ready, running = status.condition(ConditionType.READY), status.condition(ConditionType.RUNNING)
     phase = Phase(ready.reason) if ready and ready.reason in Phase._value2member_map_ else Phase.STARTING
-    return Decision(phase, running.reason if running else "Assigned", running.message if running else "")
+    return Decision(
+        phase, running.reason if running else "Assigned", running.message if running else "", unchanged=True
+    )

@@ -10,6 +10,7 @@ from concertina.api.restarts import Restart
 from concertina.api.spec import JobSpec
 from concertina.plan.facts import notices, sizes
 from concertina.plan.facts.cached import cached
+from concertina.plan.facts.constants import FAULT_LASTS, since
 from concertina.plan.facts.health import EvidenceSource, Health
 from concertina.plan.facts.round import Round
 from concertina.plan.observed import Call, JobObservation, PodPhase, PodView
@@ -114,14 +115,20 @@ class Replicas:
         for name in self.live:
             own, member_state = self.observed.agent(name).report, member_states.get(name)
             if fault := (member_state.gpu_fault if member_state else "") or (own.gpu_fault if own else ""):
-                faults[name] = fault
+                faults[name] = _printable(fault)
         return faults
 
     @cached
     def hardware_faults(self) -> Mapping[str, str]:
         """Live replicas with a faulty GPU or on a faulty node, keyed by pod name, each with the fault as a clause."""
-        by_node = {name: fault for name, pod in self.live.items() if (fault := self.observed.node(pod).fault)}
+        by_node = {name: fault for name, pod in self.live.items() if (fault := self._node_fault(pod))}
         return {**by_node, **self.gpu_faults}
+
+    def _node_fault(self, pod: PodView) -> str:
+        node, job = self.observed.node(pod), self.observed.job
+        if node.drilled_job == f"{job.namespace}/{job.name}":
+            return "a drill plays that the node is faulty"
+        return _printable(node.fault) if since(node.fault_since, self.now) >= FAULT_LASTS else ""
 
     # --- replicas that leave
 
@@ -302,3 +309,8 @@ class Replicas:
     def address(self, replica: str) -> str:
         pod = self.pods[replica]
         return f"{pod.ip}:{pod.port}"
+
+
+def _printable(text: str) -> str:
+    """Return one line without control characters: an agent, which a tenant runs, or a driver has written the text."""
+    return "".join(character if character.isprintable() else " " for character in text)

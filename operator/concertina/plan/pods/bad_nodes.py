@@ -144,17 +144,29 @@ def forbidden(ctx: JobContext) -> tuple[str, ...]:
 
 
 def spare(ctx: JobContext) -> int:
-    """Return the number of usable nodes that the job does not need to run with all requested replicas.
+    """Return the number of usable nodes that the job does not need to run with all requested replicas."""
+    return max(0, sum(_serves(node) for node in ctx.observed.nodes.values()) - _needed(ctx))
 
-    The calculation assumes that each node can run as many replicas as the fullest node runs now.
+
+def can_be_left(ctx: JobContext, nodes: Collection[str]) -> frozenset[str]:
+    """Return those of `nodes` that the job can leave, because enough other nodes are there for all replicas.
+
+    Nodes that new pods avoid and nodes with a fault are no other nodes. If they were, a replica could move between them
+    for ever.
     """
+    others = {node.name for node in ctx.observed.nodes.values() if _serves(node) and not node.fault}
+    others.difference_update(avoided(ctx))
+    needed = _needed(ctx)
+    return frozenset(node for node in nodes if len(others) - (node in others) >= needed)
+
+
+def _needed(ctx: JobContext) -> int:
+    """Return the number of nodes for all requested replicas, if each runs as many as the fullest node runs now."""
     replicas: dict[str, int] = {}
     for pod in ctx.replicas.live.values():
         if pod.node:
             replicas[pod.node] = replicas.get(pod.node, 0) + 1
-    needed = -(-sizes.most(ctx.spec) // max(replicas.values(), default=1))
-    usable = sum(_serves(node) for node in ctx.observed.nodes.values())
-    return max(0, usable - needed)
+    return -(-sizes.most(ctx.spec) // max(replicas.values(), default=1))
 
 
 def _serves(node: NodeView) -> bool:

@@ -100,7 +100,6 @@ def _failure_reported(ctx: JobContext) -> Failure | None:
             reported.replica,
             exit_code=reported.exit_code if reported.rank is not None else None,
             last_lines=reported.last_lines,
-            error=repeats.normalised(ctx.replicas.gpu_faults[reported.replica]),
             step=reported.step,
         )
     if reported:
@@ -276,9 +275,9 @@ def running(ctx: JobContext) -> Decision | None:
         return Decision(Phase.DRAINING, "Draining", "all ranks stop after the same step", recheck=1.0)
     progress = report.progress
     if ctx.spec.bundled and (progress is None or progress.first_step_at is None):
-        unreported = constants.BRIEF_START - (ctx.now - unix_seconds(ctx.world.since)) if ctx.world.since else 0.0
-        if unreported > 0:
-            return replace(as_before(ctx.status), recheck=min(unreported, recheck(ctx)))
+        lasted = ctx.now - unix_seconds(ctx.world.since) if ctx.world.since else constants.BRIEF_START
+        if 0 <= lasted < constants.BRIEF_START:  # not if the clock was set back: that may take hours
+            return replace(as_before(ctx.status), recheck=min(constants.BRIEF_START - lasted, recheck(ctx)))
         phase = Phase.RECOVERING if ctx.status.rounds > 1 else Phase.STARTING
         doing = progress.phase if progress else "starting"
         message = f"round {report.round} with {amount(total, 'replica')} is {doing}"

@@ -9,25 +9,33 @@ from __future__ import annotations
 from dataclasses import replace
 
 from concertina.api.restarts import LONGEST_MESSAGE, Restart
-from concertina.api.spec import Reaction
-from concertina.api.status import ConditionType, rfc3339
+from concertina.api.spec import Launcher, Reaction
+from concertina.api.status import rfc3339
 from concertina.plan.actions import Event
 from concertina.plan.facts import sizes
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Reason
-from concertina.plan.observed import PodView
+from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import bad_nodes
-from concertina.plan.pods.pod_plan import delete
+from concertina.plan.pods.pod_plan import delete, same_replica
 
 SHOWN, LONGEST = 3, 250
 """Number of faults that a message names, and maximum length of a fault in it."""
+REPLACEMENTS = 3
+"""Largest number of times that a replica is replaced because of its hardware within `failurePolicy.windowSeconds`."""
 
 
 def keeps_out(ctx: JobContext, pod: PodView) -> str:
     """Return a clause about faulty hardware because of which a replica outside of the round must be replaced, or "".
 
     If the spec only asks for a report, this is a fault that the preflight found, since the replica never becomes ready.
+
+    A member of the last round is not outside while the next round is being formed: it has the state of training. A pod
+    of torchrun that runs may be training, which the operator does not know.
     """
+    at_work = ctx.spec.launcher is Launcher.TORCHRUN and pod.phase is PodPhase.RUNNING
+    if at_work or pod.name in ctx.round.members or _returns_because(ctx, pod.name):
+        return ""
     if ctx.spec.failure_policy.on_hardware_fault is Reaction.REPLACE:
         return ctx.replicas.hardware_faults.get(pod.name, "")
     return "" if pod.name in ctx.replicas.ready else ctx.replicas.gpu_faults.get(pod.name, "")
@@ -40,7 +48,7 @@ def failed_because_of_gpu(ctx: JobContext, replica: str) -> bool:
     failure counts as any other, so that a bug of the script still ends the job.
     """
     replaces = ctx.spec.failure_policy.on_hardware_fault is Reaction.REPLACE
-    return replaces and replica in ctx.replicas.gpu_faults and not _entry(ctx, replica)
+    return replaces and replica in ctx.replicas.gpu_faults and not _moved(ctx, replica)
 
 
 def sentence(ctx: JobContext, replica: str) -> str:
@@ -53,26 +61,43 @@ def annotate(ctx: JobContext, decision: Decision) -> Decision:
 
     The deletion of the pod drains the round, so no step is lost.
     """
-    members = [name for name in ctx.round.members if name in ctx.replicas.hardware_faults]
-    if decision.phase is not Phase.TRAINING or not members:
+    members = _shown(ctx)
+    if decision.phase is not Phase.TRAINING or decision.unchanged or not members:
         return decision
-    sentences = [sentence(ctx, name) for name in members[:SHOWN]]
-    before = ctx.status.condition(ConditionType.RUNNING)
-    known = before.message if before else ""
-    new = [text for name, text in zip(members, sentences, strict=False) if text not in known and not _entry(ctx, name)]
-    events = tuple(Event("Warning", Reason.HARDWARE_FAULT, text) for text in new)
-    decision = replace(decision, message="; ".join((decision.message, *sentences)), events=(*decision.events, *events))
-    return _replaced(ctx, decision, members[0])
+    known = ctx.status.internal.hardware_faults
+    new = [name for name in members if _key(ctx, name) not in known and not _entry(ctx, name)]
+    events = tuple(Event("Warning", Reason.HARDWARE_FAULT, sentence(ctx, name)) for name in new)
+    message = "; ".join((decision.message, *(sentence(ctx, name) for name in members)))
+    return _replaced(ctx, replace(decision, message=message, events=(*decision.events, *events)), members[0])
+
+
+def reported(ctx: JobContext, decision: Decision) -> tuple[str, ...]:
+    """Return the new value of `status.internal.hardwareFaults`, which stays unchanged until the round trains.
+
+    The text of a fault may change with each pass, for example if it has a time. Its kind does not.
+    """
+    if decision.phase is not Phase.TRAINING or decision.unchanged:
+        return ctx.status.internal.hardware_faults
+    return tuple(_key(ctx, name) for name in _shown(ctx))
+
+
+def _shown(ctx: JobContext) -> list[str]:
+    return [name for name in ctx.round.members if name in ctx.replicas.hardware_faults][:SHOWN]
+
+
+def _key(ctx: JobContext, replica: str) -> str:
+    return f"{replica} {'gpu' if replica in ctx.replicas.gpu_faults else 'node'}"
 
 
 def _replaced(ctx: JobContext, decision: Decision, replica: str) -> Decision:
     pod = ctx.replicas.pods.get(replica)
     if ctx.spec.failure_policy.on_hardware_fault is Reaction.REPORT or pod is None or pod.deleting:
         return decision
-    if _entry(ctx, replica):
-        return decision
     if why := _kept_because(ctx, pod):
         return replace(decision, message=f"{decision.message}; it is not replaced: {why}")
+    decision = replace(decision, actions=(*decision.actions, *delete(ctx, pod, "has faulty hardware")))
+    if _entry(ctx, replica):  # the deletion in an earlier pass did not reach the API server
+        return decision
     entry = Restart(
         at=rfc3339(ctx.now),
         replica=pod.name,
@@ -82,7 +107,13 @@ def _replaced(ctx: JobContext, decision: Decision, replica: str) -> Decision:
         counted=False,
         message=sentence(ctx, replica)[:LONGEST_MESSAGE],
     )
-    return replace(decision, restart=entry, actions=(*decision.actions, *delete(ctx, pod, "has faulty hardware")))
+    return replace(decision, restart=entry)
+
+
+def _moved(ctx: JobContext, replica: str) -> bool:
+    """Return whether the pod of the replica, or an earlier one, has failed or been replaced because of its hardware."""
+    entries = [entry.replica for entry in ctx.recent if entry.reason == Reason.HARDWARE_FAULT]
+    return any(same_replica(name, replica) for name in entries)
 
 
 def _entry(ctx: JobContext, replica: str) -> bool:
@@ -91,8 +122,20 @@ def _entry(ctx: JobContext, replica: str) -> bool:
 
 
 def _kept_because(ctx: JobContext, pod: PodView) -> str:
-    if not sizes.fitting(len(ctx.replicas.ready | ctx.round.members.keys()) - 1, ctx.spec):
+    healthy = (ctx.replicas.ready | ctx.round.members.keys()) - ctx.replicas.hardware_faults.keys()
+    if not sizes.fitting(len(healthy), ctx.spec):
         return "the job can't continue without it"
-    if pod.node not in bad_nodes.avoided(ctx) and len(bad_nodes.avoided(ctx)) >= bad_nodes.spare(ctx):
+    if not bad_nodes.can_be_left(ctx, {pod.node}):
         return "there is no other node"
+    return _returns_because(ctx, pod.name)
+
+
+def _returns_because(ctx: JobContext, replica: str) -> str:
+    """Return why a new pod of the replica would probably have faulty hardware as well, or an empty text."""
+    if not ctx.spec.failure_policy.avoid_node_seconds:
+        return "failurePolicy.avoidNodeSeconds is 0, so its new pod could return to the node"
+    entries = [entry.replica for entry in ctx.recent if entry.reason == Reason.HARDWARE_FAULT]
+    before = {name for name in entries if name != replica and same_replica(name, replica)}
+    if len(before) >= REPLACEMENTS:
+        return f"{REPLACEMENTS} pods before it had faulty hardware as well"
     return ""

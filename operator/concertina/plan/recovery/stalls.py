@@ -172,7 +172,7 @@ def annotate_stragglers(ctx: JobContext, decision: Decision) -> Decision:
     The first straggler is replaced if the spec asks for that.
     """
     marks = straggler_marks(ctx)
-    if decision.phase is not Phase.TRAINING or not marks:
+    if decision.phase is not Phase.TRAINING or decision.unchanged or not marks:
         return decision
     message = "; ".join((decision.message, *map(straggler_sentence, marks[:3])))
     new_marks = [mark for mark in marks if mark not in ctx.status.stragglers]

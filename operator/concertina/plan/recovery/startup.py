@@ -169,8 +169,8 @@ def stuck(ctx: JobContext) -> tuple[Restart, ...]:
     members = ctx.round.members.keys() if ctx.round.committed else ()
     outside = [pod for name, pod in ctx.replicas.live.items() if name not in members and pod.node]
     some_started = bool(ctx.replicas.ready or ctx.round.members)
-    has_spare_node = len(bad_nodes.avoided(ctx)) < bad_nodes.spare(ctx)
-    symptoms = ((pod, _symptom(ctx, pod, has_spare_node, some_started)) for pod in outside)
+    can_be_left = bad_nodes.can_be_left(ctx, {pod.node for pod in outside})
+    symptoms = ((pod, _symptom(ctx, pod, pod.node in can_be_left, some_started)) for pod in outside)
     return tuple(
         Restart(
             at=rfc3339(ctx.now),
@@ -188,12 +188,12 @@ def stuck(ctx: JobContext) -> tuple[Restart, ...]:
     )
 
 
-def _symptom(ctx: JobContext, pod: PodView, has_spare_node: bool, some_started: bool) -> tuple[str, str] | None:
+def _symptom(ctx: JobContext, pod: PodView, has_other_node: bool, some_started: bool) -> tuple[str, str] | None:
     return next(
         (
             (symptom.reason, why)
             for symptom in SYMPTOMS
-            if (has_spare_node or not symptom.elsewhere)
+            if (has_other_node or not symptom.elsewhere)
             and (some_started or symptom.of_node)
             and (why := symptom.detect(ctx, pod))
         ),

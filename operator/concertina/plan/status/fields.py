@@ -30,7 +30,7 @@ from concertina.plan.lifecycle import admission, checkpoint_requests, evaluation
 from concertina.plan.observed import PodPhase
 from concertina.plan.pods import bad_nodes
 from concertina.plan.pods.pod_plan import PodPlan
-from concertina.plan.recovery import escalation, stalls, startup
+from concertina.plan.recovery import escalation, hardware, stalls, startup
 from concertina.plan.rounds import claims, growth
 from concertina.plan.state import restore
 from concertina.plan.status import conditions, progress
@@ -183,6 +183,7 @@ INTERNAL: Mapping[str, Row] = {
     "requeue_state": lambda p: admission.next_status(p.ctx, p.decision),
     "growth": lambda p: growth.next_status(p.ctx, p.decision),
     "invalidated_checkpoints": lambda p: restore.undone_states(p.ctx),
+    "hardware_faults": lambda p: hardware.reported(p.ctx, p.decision),
 }
 """Fields of `status.internal`, each with the function that computes it."""
 COUNTS: Mapping[str, Row] = {

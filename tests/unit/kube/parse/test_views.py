@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from concertina.api.status import unix_seconds
 from concertina.kube.manifests.pod import END_POD
 from concertina.kube.parse import views
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
@@ -164,6 +165,22 @@ def conditioned(kind: str, status: str) -> dict[str, Any]:
 def test_conditions_that_say_that_a_node_is_faulty(kind: str, status: str, is_fault: bool) -> None:
     said = f"the node has the condition {kind}={status} (7 of 8 GPUs)" if is_fault else ""
     assert node_view(conditioned(kind, status)).fault == said
+
+
+def test_the_time_since_which_a_node_is_faulty_is_that_of_its_oldest_fault() -> None:
+    conditions = [
+        {"type": kind, "status": "True", "lastTransitionTime": f"2026-01-01T00:00:{second}Z"}
+        for kind, second in (("Ready", "01"), ("XIDErrors", "09"), ("GPUMissing", "05"))
+    ]
+    view = node_view({"metadata": {"name": "n"}, "status": {"conditions": conditions}})
+    assert view.fault.startswith("the node has the condition GPUMissing=True")
+    assert view.fault_since == unix_seconds("2026-01-01T00:00:05Z")
+    assert node_view(conditioned("GPUMissing", "True")).fault_since == 0
+
+
+def test_the_condition_of_a_drill_names_its_job() -> None:
+    view = node_view(conditioned("ConcertinaDrill", "True"))
+    assert (view.fault, view.drilled_job) == ("", "7 of 8 GPUs")
 
 
 def test_a_list_of_ones_own_takes_the_place_of_the_well_known_conditions() -> None:

@@ -10,11 +10,12 @@ import pytest
 import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
-from concertina.api.restarts import Restart
+from concertina.api.restarts import AvoidedNode, Restart
 from concertina.api.status import rfc3339
 from concertina.plan.actions import CreatePod, DeletePod, Plan
 from concertina.plan.observed import JobObservation, NodeView
 from concertina.plan.plan import plan
+from concertina.plan.recovery import repeats
 
 XID = "GPU 3 (NVIDIA H100, GPU-7) reports XID 79 (the GPU has fallen off the bus)"
 SAID = f"replica demo-2-0 on node node-2 has faulty hardware: {XID}"
@@ -106,12 +107,10 @@ def test_a_failure_counts_as_any_other_where_no_gpu_explains_it(fields: dict[str
     assert (entry.reason, entry.counted) == ("WorkerFailed", True)
 
 
-def test_a_replica_that_fails_again_counts_as_any_other() -> None:
-    seen = trains(failures=(FAILED,), state="failed")
-    entry = Restart(at=rfc3339(T0 + 50), replica="demo-2-0", node="node-2", reason="HardwareFault", counted=False)
-    restarts = seen.job.status.restarts.model_copy(update={"recent": (entry,)})
-    status = seen.job.status.model_copy(update={"restarts": restarts})
-    made = plan(replace(seen, job=replace(seen.job, status=status)), T0 + 100)
+@pytest.mark.parametrize("earlier", ["demo-2-0", "demo-2-7"], ids=["in the same pod", "in another pod"])
+def test_a_replica_that_fails_again_counts_as_any_other(earlier: str) -> None:
+    seen = with_entries(trains(failures=(FAILED,), state="failed"), hardware_entry(earlier))
+    made = plan(seen, T0 + 100)
     running = made.status.condition("Running")
     assert running is not None
     assert running.reason == "WorkerFailed"
@@ -144,3 +143,157 @@ def test_without_another_node_it_waits_and_the_status_says_why() -> None:
     ready = made.status.condition("Ready")
     assert ready is not None
     assert "GPU 0 multiplies wrongly" in ready.message
+
+
+@pytest.mark.parametrize(
+    ("node", "leaves"),
+    [
+        ({"fault": CONDITION, "fault_since": T0 + 71}, False),
+        ({"fault": CONDITION, "fault_since": T0 + 70}, True),
+        ({"drilled_job": "default/demo"}, True),
+        ({"drilled_job": "default/other"}, False),
+    ],
+    ids=["it may flap", "it lasts", "a drill", "a drill of another job"],
+)
+def test_a_condition_counts_if_it_lasts_and_a_drill_for_its_job_only(node: dict[str, Any], leaves: bool) -> None:
+    seen = trains("node")
+    nodes = {**seen.nodes, "node-2": NodeView("node-2", ready=True, **node)}
+    assert bool(deleted(plan(replace(seen, nodes=nodes), T0 + 100))) == leaves
+
+
+def test_one_event_is_enough_if_the_text_changes_or_the_message_has_no_room_for_it() -> None:
+    seen = trains("node", policy={"onHardwareFault": "Report"})
+    nodes = [
+        {name: replace(node, fault=f"{name} {text}" * 60) for name, node in seen.nodes.items()}
+        for text in ("fails at 8:00\n\x1b[31m", "fails at 8:01\n\x1b[31m")
+    ]
+    made = plan(replace(seen, nodes=nodes[0]), T0 + 100)
+    assert [event.reason for event in made.events] == ["HardwareFault"] * 3
+    assert all(event.message.isprintable() for event in made.events)
+    again = plan(jobs.then(seen, made, nodes=nodes[1]), T0 + 101)
+    assert again.events == ()
+    assert len(again.status.internal.hardware_faults) == 3
+    assert plan(jobs.then(seen, again, nodes={}), T0 + 102).status.internal.hardware_faults == ()
+
+
+# --- replicas that must stay
+
+
+FAULTY = NodeView("node-2", ready=True, fault=CONDITION)
+
+
+def given_up(made: Plan) -> list[str]:
+    return [entry.replica for entry in made.status.restarts.recent if entry.action == "RecreatePod"]
+
+
+def with_entries(seen: JobObservation, *entries: Restart) -> JobObservation:
+    restarts = seen.job.status.restarts.model_copy(update={"recent": entries})
+    return replace(seen, job=replace(seen.job, status=seen.job.status.model_copy(update={"restarts": restarts})))
+
+
+def hardware_entry(replica: str, at: float = T0 + 50, **fields: Any) -> Restart:
+    return Restart(at=rfc3339(at), replica=replica, node="node-9", reason="HardwareFault", counted=False, **fields)
+
+
+@pytest.mark.parametrize("elastic", [{"minReplicas": 2}, None], ids=["elastic", "of a fixed size"])
+def test_members_keep_their_pods_while_the_next_round_is_formed(elastic: dict[str, int] | None) -> None:
+    """Nothing else has the state of training."""
+    lost = protocol.Failure("demo-0-0", "WorkerFailed", "boom", rank=0)
+    seen = trains(spec={"elastic": elastic}, failures=(lost,), state="failed")
+    made = plan(seen, T0 + 100)
+    faulty = {name: replace(node, fault=CONDITION) if name < "node-3" else node for name, node in seen.nodes.items()}
+    asked = jobs.then(seen, made, nodes=faulty)
+    assert asked.job.status.world.claim is not None
+    assert not asked.job.status.world.claim.committed
+    made = plan(asked, T0 + 101)
+    assert (given_up(made), deleted(made)) == ([], [])
+
+
+@pytest.mark.parametrize(("phase", "replaced"), [("Running", False), ("Pending", True)])
+def test_a_pod_of_torchrun_is_replaced_only_before_it_runs(phase: str, replaced: bool) -> None:
+    store = jobs.pod(None, 1, name="demo-rendezvous-1", uid="store", round=1)
+    seen = jobs.observed(jobs.job(jobs.command_spec(launcher="Torchrun")))
+    pods = (store, *(jobs.pod(index, round=1, phase=phase if index == 2 else "Running") for index in range(3)))
+    nodes = {f"node-{i}": NodeView(f"node-{i}", ready=True) for i in (0, 1, 3, 4, 5)}
+    seen = jobs.then(seen, plan(seen, T0), pods=pods, nodes={**nodes, "node-2": FAULTY})
+    assert given_up(plan(seen, T0 + 100)) == (["demo-2-0"] if replaced else [])
+
+
+def outside(**policy: Any) -> JobObservation:
+    """Return a job of which two replicas train, and demo-2-0 is outside of the round, on a faulty node."""
+    seen = jobs.running(jobs.spec(failurePolicy=policy), 2)
+    nodes = {f"node-{i}": NodeView(f"node-{i}", ready=True) for i in range(6)}
+    return replace(seen, pods=(*seen.pods, jobs.pod(2)), nodes={**nodes, "node-2": FAULTY})
+
+
+def avoiding(seen: JobObservation, *names: str) -> JobObservation:
+    avoided = tuple(AvoidedNode(node=name, until=rfc3339(T0 + 900), reason="", times=1) for name in names)
+    status = seen.job.status.model_copy(update={"avoided_nodes": avoided})
+    return replace(seen, job=replace(seen.job, status=status))
+
+
+FAULTY_TOO = {f"node-{i}": NodeView(f"node-{i}", ready=True, fault=CONDITION) for i in (3, 4, 5)}
+OFTEN = tuple(hardware_entry(f"demo-2-{9 - attempt}", T0 + attempt) for attempt in range(1, 4))
+
+
+CHANGES: dict[str, tuple[Any, bool]] = {
+    "free nodes": (lambda seen: seen, True),
+    "its node is avoided": (lambda seen: avoiding(seen, "node-2", "node-3", "node-4", "node-5"), False),
+    "the other nodes are faulty": (lambda seen: replace(seen, nodes={**seen.nodes, **FAULTY_TOO}), False),
+    "moved twice": (lambda seen: with_entries(seen, *OFTEN[:2]), True),
+    "moved three times": (lambda seen: with_entries(seen, *OFTEN), False),
+}
+
+
+@pytest.mark.parametrize("start", [outside, lambda: trains("node")], ids=["outside of the round", "a member"])
+@pytest.mark.parametrize(
+    ("change", "moves"),
+    CHANGES.values(),
+    ids=CHANGES.keys(),
+)
+def test_a_replica_moves_only_if_that_is_likely_to_help(start: Any, change: Any, moves: bool) -> None:
+    made = plan(change(start()), T0 + 100)
+    assert ("demo-2-0" in {*given_up(made), *deleted(made)}) == moves
+
+
+@pytest.mark.parametrize("start", [outside, lambda **policy: trains("node", policy=policy)])
+def test_a_replica_stays_if_new_pods_avoid_no_node(start: Any) -> None:
+    made = plan(start(avoidNodeSeconds=0), T0 + 100)
+    assert (given_up(made), deleted(made)) == ([], [])
+
+
+def test_faults_of_hardware_are_never_taken_for_a_bug_in_the_script() -> None:
+    """They may have the same text on each node."""
+    seen = trains(failures=(FAILED,), state="failed")
+    error = repeats.normalised(XID)
+    earlier = (hardware_entry(f"demo-{i}-0", step=40, error=error, action="RestartWorkers") for i in (0, 1))
+    made = plan(with_entries(seen, *earlier), T0 + 100)
+    assert made.status.restarts.recent[-1].reason == "HardwareFault"
+    assert "RepeatedFailure" not in {condition.reason for condition in made.status.conditions}
+
+
+def test_a_deletion_that_was_lost_is_repeated_without_another_entry() -> None:
+    seen = trains()
+    made = plan(jobs.then(seen, plan(seen, T0 + 100)), T0 + 101)
+    assert deleted(made) == ["demo-2-0"]
+    assert len(made.status.restarts.recent) == 1
+
+
+def test_other_faulty_replicas_are_no_reason_to_expect_that_the_job_can_continue() -> None:
+    seen = trains("node")
+    nodes = {**seen.nodes, "node-1": replace(seen.nodes["node-1"], fault=CONDITION)}
+    made = plan(replace(seen, nodes=nodes), T0 + 100)
+    running = made.status.condition("Running")
+    assert running is not None
+    assert running.message.endswith("; it is not replaced: the job can't continue without it")
+    assert deleted(made) == []
+
+
+def test_the_message_stays_the_same_until_the_coordinator_has_reported_to_a_new_operator() -> None:
+    seen = trains(policy={"onHardwareFault": "Report"})
+    made = plan(seen, T0 + 100)
+    unheard = {name: replace(view, report=None) for name, view in seen.agents.items()}
+    nodes = {**seen.nodes, "node-2": FAULTY}
+    again = plan(jobs.then(seen, made, agents=unheard, nodes=nodes), T0 + 101)
+    assert again.status.condition("Running") == made.status.condition("Running")
+    assert again.events == ()

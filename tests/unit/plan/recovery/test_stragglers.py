@@ -40,6 +40,9 @@ def test_it_is_named_in_status_condition_and_one_event() -> None:
     assert deleted(made) == []
     again = plan(jobs.then(seen, made), jobs.T0 + 200)
     assert (again.status.stragglers, again.events) == ((mark,), ())
+    unheard = {name: replace(view, report=None) for name, view in seen.agents.items()}
+    new_operator = plan(jobs.then(seen, made, agents=unheard), jobs.T0 + 200)
+    assert new_operator.status.condition("Running") == running
     over = plan(replace(lagging(), job=jobs.then(seen, made).job), jobs.T0 + 300)
     assert over.status.stragglers == ()
 

@@ -91,10 +91,11 @@ def test_a_start_is_reported_only_if_it_takes_longer_than_most() -> None:
     seen = replace(seen, job=replace(seen.job, status=seen.job.status.model_copy(update={"world": world})))
     starting = protocol.Progress(44, 100, 0.0, 0.0, 0.0, 0, "restoring", T0 + 11)
     seen = with_coordinator(seen, progress=starting)
-    soon, later = (plan(seen, T0 + seconds) for seconds in (11.9, 12.1))
+    soon, later, set_back = (plan(seen, T0 + seconds) for seconds in (11.9, 12.1, -3600))
     assert soon.status.conditions == seen.job.status.conditions
     assert soon.recheck_after == pytest.approx(0.1, abs=0.01)
     assert later.status.condition("Running").reason == "RoundStarting"
+    assert set_back.status.condition("Running").reason == "RoundStarting", "otherwise it is silent for an hour"
     assert later.status.condition("Running").message == "round 1 with 3 replicas is restoring"
 
 
