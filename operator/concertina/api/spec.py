@@ -447,7 +447,8 @@ class FailurePolicy(Model):
     gpu_preflight: bool = Field(
         default=True,
         description="Whether each pod with GPUs tests them before its replica becomes ready. The test takes at most "
-        "10 s. A replica whose GPUs are wrong or slow is replaced on another node.",
+        "20 s. A replica whose GPUs return wrong results or report hardware errors is replaced on another node. Slow "
+        "GPUs are only named in the log.",
     )
     avoid_node_seconds: int = Field(
         default=900,

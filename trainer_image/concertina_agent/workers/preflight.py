@@ -36,7 +36,9 @@ class PreflightOutcome:
     """Outcome of a preflight."""
 
     fault: str = ""
-    """Clause that names the GPUs that are wrong or slow, or ""."""
+    """Clause that names the GPUs that are faulty, or ""."""
+    warnings: str = ""
+    """Clause that names the GPUs that are slow or could not be tested completely, or "". It is only logged."""
     skipped: str = ""
     """Reason why nothing or not everything was tested, or ""."""
     seconds: float = 0.0
@@ -82,7 +84,7 @@ def _read(path: Path) -> Optional[PreflightOutcome]:
     try:
         with path.open("rb") as file:
             report: Mapping[str, Any] = json.loads(file.read(MOST_BYTES))
-        faults = "; ".join(str(fault) for fault in report["faults"])
-        return PreflightOutcome(faults[:MOST_CHARACTERS], str(report["skipped"])[:MOST_CHARACTERS])
+        faults, warnings = ("; ".join(map(str, report[field]))[:MOST_CHARACTERS] for field in ("faults", "warnings"))
+        return PreflightOutcome(faults, warnings, str(report["skipped"])[:MOST_CHARACTERS])
     except (OSError, ValueError, KeyError, TypeError):
         return None
