@@ -2,12 +2,14 @@
 
 The agent has no torch, and the process from which workers are forked must not open a GPU. So the child process imports
 torch itself, while that other process imports it too. The child writes its report into a file of the volume. If the
-container is restarted, the report of the first preflight still counts.
+container is restarted, the report of the first preflight still counts. A preflight that has ended its container is not
+repeated.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import signal
@@ -18,8 +20,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from concertina_agent.workers.child_processes import Reaper
-from concertina_agent.workers.workers import StartError, start_command
-from concertina_protocol.log import log_event
+from concertina_agent.workers.workers import Process, StartError, start_command
 from concertina_protocol.waiting import within
 
 VARIABLE = "CONCERTINA_PREFLIGHT"
@@ -27,8 +28,12 @@ VARIABLE = "CONCERTINA_PREFLIGHT"
 DEVICES = "cuda"
 LIMIT_SECONDS = 120.0
 """Seconds after which the child is killed. Its own deadline is shorter, but begins after the import of torch."""
+EXIT_SECONDS = 5.0
+"""Seconds within which the child has to end after its report. A driver that hangs may never let it end."""
+LOOK_SECONDS = 0.1
+"""Seconds between two looks for the report."""
 MOST_BYTES, MOST_CHARACTERS = 1 << 16, 800
-REPORT = "preflight.json"
+REPORT, ATTEMPT = "preflight.json", "preflight.started"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,23 +65,30 @@ async def preflight(environment: Mapping[str, str], volume: Path, reaper: Reaper
 
     A child process that can't be started, or dies, is no evidence against the GPUs.
     """
-    path, begin = volume / REPORT, time.monotonic()
+    path, attempt, begin = volume / REPORT, volume / ATTEMPT, time.monotonic()
     if (earlier := _read(path)) is not None:
         return earlier
+    if attempt.exists():
+        return PreflightOutcome(skipped="an earlier preflight of this pod ended without a report")
     line = [sys.executable, "-m", "concertina_state.preflight", str(path), environment.get(VARIABLE) or DEVICES]
     try:
+        attempt.touch()
         process = start_command(line, environment, reaper, "[preflight] ")
-    except StartError as error:
+    except (StartError, OSError) as error:
         return PreflightOutcome(skipped=str(error))
-    try:
-        code = await within(LIMIT_SECONDS, asyncio.shield(process.ended))
-    except asyncio.TimeoutError:
+    with contextlib.suppress(asyncio.TimeoutError):
+        await within(LIMIT_SECONDS, _until_written(path, process))
+    with contextlib.suppress(asyncio.TimeoutError):  # the workers need the memory of the GPUs
         process.send_signal(signal.SIGKILL)
-        return PreflightOutcome(skipped=f"it did not end within {LIMIT_SECONDS:g} s")
-    outcome = _read(path) or PreflightOutcome(skipped=f"its process ended with code {code} and without a report")
-    outcome = dataclasses.replace(outcome, seconds=round(time.monotonic() - begin, 2))
-    log_event("preflight", **dataclasses.asdict(outcome))
-    return outcome
+        await within(EXIT_SECONDS, asyncio.shield(process.ended))
+    end = f"ended with code {process.ended.result()}" if process.ended.done() else "does not end"
+    outcome = _read(path) or PreflightOutcome(skipped=f"its process {end}, and has written no report")
+    return dataclasses.replace(outcome, seconds=round(time.monotonic() - begin, 2))
+
+
+async def _until_written(path: Path, process: Process) -> None:
+    while not process.ended.done() and _read(path) is None:
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 def _read(path: Path) -> Optional[PreflightOutcome]:
