@@ -728,6 +728,14 @@ class JobSpec(Model):
         return _gpus(self.template.trainer)
 
     @property
+    def requests_devices(self) -> bool:
+        """True if a pod requests a device, by an extended resource or a resource claim."""
+        fields = self.template.trainer.model_extra or {}
+        amounts = {**amounts_of(fields, "requests"), **amounts_of(fields, "limits")}
+        resource_claims = (self.template.spec.model_extra or {}).get("resourceClaims")
+        return bool(resource_claims) or any("/" in name and str(amount) != "0" for name, amount in amounts.items())
+
+    @property
     def replica_step(self) -> int:
         """Number by which each valid number of replicas must be divisible, because of the parallel layout."""
         return self._replicas_of(self.parallelism.block)

@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from builders.agent import Driver
+from concertina_agent import settings
+from concertina_agent.core import events as e
+from concertina_agent.metrics.metrics_driver import MetricsDriver
+from concertina_agent.transfers.uploads import Shipping
 from concertina_agent.workers import preflight
 from concertina_agent.workers.child_processes import Reaper
 from concertina_agent.workers.preflight import PreflightOutcome
@@ -55,3 +60,36 @@ def test_a_preflight_without_a_report_is_not_repeated_in_the_next_container(tmp_
     assert outcome(tmp_path, WRITES) == PreflightOutcome(
         skipped="an earlier preflight of this pod ended without a report"
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "reported"), [("none", []), ("false", [e.GpuFaultSeen("GPU 0")]), (None, [e.GpuFaultSeen("GPU 0")])]
+)
+def test_a_pod_that_requests_no_device_ignores_errors_of_gpus_that_it_sees(
+    tmp_path: Path, value: str | None, reported: list[e.Event]
+) -> None:
+    preflight_variable = {} if value is None else {preflight.VARIABLE: value}
+    environment = {
+        "CONCERTINA_UID": "uid", "CONCERTINA_REPLICA": "r0", "CONCERTINA_POD_IP": "127.0.0.1",
+        "PATH": os.environ["PATH"], "CONCERTINA_VOLUME": str(tmp_path), "CONCERTINA_TRAINER": "{}",
+        **preflight_variable,
+    }  # fmt: skip
+
+    async def play() -> list[e.Event]:
+        seen: list[e.Event] = []
+        agent = Driver().core
+        metrics = MetricsDriver(settings.read(environment, ()), agent, dict, Shipping(), seen.append)
+        metrics._on_gpu_fault("GPU 0")
+        await asyncio.sleep(0)
+        agent.gpu_fault = "GPU 0"
+        metrics._on_gpu_fault("GPU 1")
+        await asyncio.sleep(0)
+        return seen
+
+    assert asyncio.run(play()) == reported
+
+
+def test_a_pod_that_requests_no_device_skips_the_preflight(tmp_path: Path) -> None:
+    (tmp_path / "nvidia0").touch()
+    assert preflight.skipped_because({}, tmp_path) == ""
+    assert preflight.skipped_because({preflight.VARIABLE: "none"}, tmp_path) == "the pod template requests no device"

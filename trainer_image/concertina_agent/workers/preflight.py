@@ -24,7 +24,8 @@ from concertina_agent.workers.workers import Process, StartError, start_command
 from concertina_protocol.waiting import within
 
 VARIABLE = "CONCERTINA_PREFLIGHT"
-"""Variable that turns the preflight off with the value false. Any other value is the devices to test."""
+"""Variable that turns the preflight off with the value false, or none for a pod that requests no device. Any other
+value is the devices to test."""
 DEVICES = "cuda"
 LIMIT_SECONDS = 120.0
 """Seconds after which the child is killed. Its own deadline is shorter, but begins after the import of torch."""
@@ -55,6 +56,8 @@ def skipped_because(environment: Mapping[str, str], device_files: Path = Path("/
     devices = environment.get(VARIABLE) or DEVICES
     if devices == "false":
         return "failurePolicy.gpuPreflight is false"
+    if devices == "none":
+        return "the pod template requests no device"
     if devices == DEVICES and not any(device_files.glob("nvidia[0-9]*")) and not (device_files / "kfd").exists():
         return "this pod has no GPU"
     return ""
