@@ -103,7 +103,7 @@ class WorkersDriver:
             return self._emit(e.PreflightDone())
         outcome = await preflight(environment, self._settings.volume, self._reaper)
         log_event("preflight", **dataclasses.asdict(outcome))
-        return self._emit(e.GpuFaultSeen(outcome.fault) if outcome.fault else e.PreflightDone())
+        return self._emit(e.GpuFaultSeen(outcome.fault, by_preflight=True) if outcome.fault else e.PreflightDone())
 
     def _report_warm(self, error: str) -> None:
         log_event("warm", error=error)
