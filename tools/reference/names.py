@@ -56,7 +56,8 @@ OPERATOR = {
     "CONCERTINA_WATCH_NODES": "`false`: the operator does not watch nodes.",
     "CONCERTINA_NOTICE_TAINTS": "Taints that announce the end of a node, separated by commas. Absent: the well-known "
     "ones. Empty: none.",
-    "CONCERTINA_PREFLIGHT": "`false`: the GPUs are not tested before the replica is ready.",
+    "CONCERTINA_PREFLIGHT": "`false`: the GPUs are not tested before the replica is ready. `none`: the pod requests no "
+    "device, so errors of GPUs are ignored, too.",
     "CONCERTINA_FAULT_CONDITIONS": "Node conditions that say that a node is faulty, separated by commas. Absent: the "
     "well-known ones. Empty: none.",
     "CONCERTINA_HEALTH": "Address of the health endpoint, as HOST:PORT.",

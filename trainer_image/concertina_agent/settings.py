@@ -86,6 +86,11 @@ class AgentSettings:
         """
         return self.bundled and "CONCERTINA_PARALLELISM" not in self.environment
 
+    @property
+    def requests_devices(self) -> bool:
+        """Whether the pod may have GPUs of its own. A privileged pod without any sees the GPUs of other pods."""
+        return self.environment.get("CONCERTINA_PREFLIGHT") != "none"
+
 
 def read(
     environment: Mapping[str, str], command: tuple[str, ...], package: str = "concertina_trainer"

@@ -447,7 +447,8 @@ class FailurePolicy(Model):
     gpu_preflight: bool = Field(
         default=True,
         description="Whether each pod with GPUs tests them before its replica becomes ready. The test takes at most "
-        "10 s. A replica whose GPUs are wrong or slow is replaced on another node.",
+        "20 s. A replica whose GPUs return wrong results or report hardware errors is replaced on another node. Slow "
+        "GPUs are only named in the log.",
     )
     avoid_node_seconds: int = Field(
         default=900,
@@ -725,6 +726,14 @@ class JobSpec(Model):
         GPUs from resource claims are in `api.claims`.
         """
         return _gpus(self.template.trainer)
+
+    @property
+    def requests_devices(self) -> bool:
+        """True if a pod requests a device, by an extended resource or a resource claim."""
+        fields = self.template.trainer.model_extra or {}
+        amounts = {**amounts_of(fields, "requests"), **amounts_of(fields, "limits")}
+        resource_claims = (self.template.spec.model_extra or {}).get("resourceClaims")
+        return bool(resource_claims) or any("/" in name and str(amount) != "0" for name, amount in amounts.items())
 
     @property
     def replica_step(self) -> int:

@@ -47,7 +47,7 @@ def test_a_replica_is_ready_after_its_preflight_which_an_agent_without_gpus_skip
             report = await job.until(job[0], lambda r: r.ready, "it did not become ready")
             assert report.gpu_fault == ""
             (outcome,) = logged(job[0].log(), "preflight")
-            assert (outcome["fault"], outcome["skipped"]) == ("", "")
+            assert (outcome["fault"], outcome["warnings"], outcome["skipped"]) == ("", "", "")
         async with running(folder / "b", 1, SCRIPT, CONCERTINA_PREFLIGHT="false", **COMMON) as job:
             await job.until(job[0], lambda r: r.ready, "it did not become ready")
             assert logged(job[0].log(), "preflight") == []

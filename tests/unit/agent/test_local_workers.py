@@ -240,6 +240,17 @@ def test_one_that_leaves_in_time_enters_the_next_round(tmp_path: Path) -> None:
     play(tmp_path, (), scenario)
 
 
+def test_one_that_enters_gets_a_signal_that_came_before_its_entry(tmp_path: Path) -> None:
+    async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        await between_rounds(local, starter)
+        begin(local, 2)
+        local.signal(signal.SIGTERM)
+        await until_async(lambda: ends(starter.children[0].pid), "its end")
+        starter.processes[0].end(-signal.SIGTERM)
+
+    play(tmp_path, (), scenario)
+
+
 def test_one_that_stays_enters_before_the_store_is_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
         _, channel = await between_rounds(local, starter)

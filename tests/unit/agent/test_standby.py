@@ -140,15 +140,50 @@ def test_one_that_has_just_died_or_cannot_get_its_variables_is_not_used(tmp_path
     play(too_large())
 
 
-def test_without_standby_processes_the_agent_goes_on(tmp_path: Path) -> None:
+def test_an_error_of_a_fork_is_not_the_end_of_standby_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standby_process, "PAUSE_SECONDS", 0.0)
+
     async def scenario() -> None:
         parent = Parent(tmp_path)
         parent.error = "no fork"
-        standby = StandbyProcess(parent, {})  # type: ignore[arg-type]
-        await standby.keep()
-        assert standby.take(TARGET, {}, "") is None
+        with kept(parent) as standby:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert standby.take(TARGET, {}, "") is None
+            parent.error = ""
+            await there(parent, standby)
 
     play(scenario())
+
+
+def test_one_that_has_ended_is_not_used_and_its_socket_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def taken() -> None:
+        parent = Parent(tmp_path)
+        with kept(parent) as standby:
+            await there(parent, standby)
+            waiting = standby._waiting
+            assert waiting is not None
+            parent.processes[0].end(-9)
+            assert standby.take(TARGET, {}, "") is None
+            assert waiting.control.fileno() == -1
+
+    async def replaced() -> None:
+        monkeypatch.setattr(standby_process, "PAUSE_SECONDS", 0.0)
+        parent = Parent(tmp_path)
+        with kept(parent) as standby:
+            await there(parent, standby)
+            first = standby._waiting
+            assert first is not None
+            parent.processes[0].end(-9)
+            await until_async(lambda: standby._waiting not in (None, first), "the next one")
+            assert first.control.fileno() == -1
+
+    play(taken())
+    play(replaced())
 
 
 def test_a_standby_process_that_is_not_needed_ends() -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 import concertina_protocol as p
 from builders.until import until_async
+from concertina_agent.net import state_stream
 from concertina_agent.net.state_stream import CHANGES, stream
 from concertina_agent.runtime.notifier import Notifier
 
@@ -82,3 +86,11 @@ def test_what_is_more_than_a_number_is_said_at_once() -> None:
 def test_numbers_are_said_when_their_time_has_come() -> None:
     lines = asyncio.run(said([at(step) for step in range(5)], 0.0, NEVER, lambda lines: True))
     assert [p.decode(line).report.progress.step for line in lines[1:]] == [1, 2, 3, 4]  # type: ignore[union-attr]
+
+
+def test_lines_that_take_long_do_not_delay_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(0.0, 100.0)
+    monkeypatch.setattr(state_stream.time, "thread_time", lambda: next(clock))
+    failed = p.Failure("r1", p.FailureReason.MEMBER_LOST, "gone")
+    lines = asyncio.run(said([at(0), at(1), at(2, failures=(failed,))], 0.0, NEVER, lambda lines: len(lines) > 2))
+    assert p.changed(at(1), p.decode(lines[-1])).failures == (failed,)  # type: ignore[arg-type]

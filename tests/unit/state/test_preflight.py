@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -88,17 +89,65 @@ def test_errors_of_the_hardware_are_faults_and_others_are_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("speeds", "said"),
+    "error",
     [
-        ((600.0, 610.0, 250.0, 605.0), ["c multiplies at 250, and the other GPUs of the pod at 602"]),
-        ((600.0, 200.0), ["b multiplies at 200, and the other GPUs of the pod at 600"]),
-        ((600.0, 400.0, 500.0), []),
-        ((600.0,), []),
-        ((0.0, 600.0), []),
+        "CUDA error: an illegal memory access was encountered",
+        "CUDA error: unspecified launch failure",
+        "CUDA error: no kernel image is available for execution",
     ],
 )
-def test_a_slow_device_is_named_with_the_figures(speeds: tuple[float, ...], said: list[str]) -> None:
-    assert list(preflight.slow("abcd", speeds, 0.5, "multiplies at {}")) == said
+def test_an_error_that_does_not_name_the_hardware_is_only_noted(error: str) -> None:
+    def fail() -> None:
+        raise RuntimeError(error)
+
+    result = DeviceResult()
+    preflight.noted(result, "arithmetic", fail)
+    assert (result.faults, result.notes) == ([], [f"arithmetic could not be tested: {error}"])
+
+
+H100, MIG, L4 = ("H100", 80 << 30), ("H100", 10 << 30), ("L4", 24 << 30)
+
+
+@pytest.mark.parametrize(
+    ("models", "speeds", "said"),
+    [
+        (
+            (H100,) * 4,
+            (600.0, 610.0, 250.0, 605.0),
+            ["c multiplies at 250 Tflop/s, and the other GPUs of its model at 602"],
+        ),
+        ((H100,) * 2, (600.0, 200.0), ["b multiplies at 200 Tflop/s, and the other GPUs of its model at 600"]),
+        ((H100,) * 3, (600.0, 400.0, 500.0), []),
+        ((L4, H100), (60.0, 290.0), []),
+        ((MIG, H100), (60.0, 290.0), []),
+        ((H100,), (600.0,), []),
+        ((H100,) * 2, (0.0, 600.0), []),
+    ],
+)
+def test_a_slow_device_is_named_beside_others_of_its_model(
+    models: tuple[tuple[str, int], ...], speeds: tuple[float, ...], said: list[str]
+) -> None:
+    assert list(preflight.slow("abcd", models, speeds, 0.5)) == said
+
+
+def test_slow_devices_and_unequal_copies_are_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs of GPUs with a bridge of NVLink send at 270 GB/s within the pair, and at 14 GB/s to another pair."""
+    speeds, copies = iter((600.0, 600.0, 600.0, 100.0)), iter((270.0, 14.0, 270.0, 14.0))
+
+    def multiply(device: torch.device, extent: Any, result: DeviceResult) -> None:
+        result.teraflops = next(speeds)
+
+    def copy(source: torch.device, target: torch.device, extent: Any, result: DeviceResult) -> None:
+        result.copy_gigabytes = next(copies)
+
+    monkeypatch.setattr(preflight, "multiply", multiply)
+    monkeypatch.setattr(preflight, "copy", copy)
+    extent = dataclasses.replace(CPU, slow_arithmetic=0.5)
+    report = preflight.run([DEVICE] * 4, extent, time.monotonic() + 60.0)
+    assert report.faults == []
+    assert [re.sub("#[0-3]", "#", warning) for warning in report.warnings] == [
+        "device cpu # multiplies at 100 Tflop/s, and the other GPUs of its model at 600"
+    ]
 
 
 @pytest.fixture
@@ -119,8 +168,10 @@ def test_a_device_that_does_not_finish_is_slow_only_beside_one_that_does(
         whole(device, extent, result)
 
     monkeypatch.setattr(preflight, "multiply", multiply)
-    (fault,) = preflight.run([DEVICE, DEVICE], CPU, time.monotonic() + 2.0).faults
-    assert re.fullmatch(r"device cpu #[01] has not finished its test after 10 s \(the others took .* s\)", fault)
+    report = preflight.run([DEVICE, DEVICE], CPU, time.monotonic() + 2.0)
+    (late,) = report.warnings
+    assert re.fullmatch(r"device cpu #[01] has not finished its test after 10 s \(the others took .* s\)", late)
+    assert (report.faults, report.skipped) == ([], "")
     stuck |= {2, 3}
     report = preflight.run([DEVICE, DEVICE], CPU, time.monotonic() + 0.1)
     assert (report.faults, report.skipped) == ([], "no GPU finished the test within 10 s")

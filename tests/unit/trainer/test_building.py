@@ -74,6 +74,11 @@ def test_a_detached_tensor_is_the_one_that_torch_makes(placements: list[Placemen
         assert found.to_local().data_ptr() == expected.to_local().data_ptr() == source.to_local().data_ptr()
 
 
+def test_a_torch_without_the_table_of_handlers_detaches_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DTensor, "_op_dispatcher", object())
+    detached.skip_propagation()
+
+
 def test_a_later_round_has_the_arrays_of_its_own_model() -> None:
     """The arrays of other stages are known from the whole model, which is kept from round to round."""
 

@@ -61,6 +61,7 @@ class AgentState:
         """Clause about the first fault of a GPU that was seen, or ""."""
         self.preflight = preflight
         """True until the preflight has ended without a fault. The agent is not ready before that."""
+        self.preflight_failed = False
         self.tracking = ""
         """Reason why the tracking tool does not accept records, or ""."""
         self.preparation: Optional[Preparation] = None
@@ -200,6 +201,7 @@ class AgentState:
             busy=coordinator.watchdog.busy if coordinator else None,
             takes_calls=True,
             gpu_fault=self.gpu_fault,
+            preflight_failed=self.preflight_failed,
             tracking=self.tracking,
             keeps_state=r is not None and r.workers.keep_state,
             world_mismatch=r.world_mismatch

@@ -316,6 +316,7 @@ class GpuFaultSeen:
     """Event: a GPU of this replica is faulty, by an error of its driver or by the preflight."""
 
     clause: str
+    by_preflight: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

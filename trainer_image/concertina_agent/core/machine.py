@@ -135,7 +135,10 @@ def on_warm(agent: AgentState, event: e.Warm, t: e.Moment) -> list[e.Effect]:
 
 
 def on_gpu_fault_seen(agent: AgentState, event: e.GpuFaultSeen, t: e.Moment) -> list[e.Effect]:
+    if agent.gpu_fault and not event.by_preflight:
+        return []
     agent.gpu_fault = agent.gpu_fault or event.clause
+    agent.preflight_failed = agent.preflight_failed or event.by_preflight
     return own_state.changed(agent, t)
 
 

@@ -69,7 +69,9 @@ class Gpus:
 
     def _look_for_errors(self, readings: tuple[tuple[GpuIdentity, Reading], ...]) -> None:
         for gpu, reading in readings:
-            before = self._errors.setdefault(gpu, reading.uncorrected)
+            before = self._errors.get(gpu)
+            if before is None:  # a first reading may fail
+                self._errors[gpu] = reading.uncorrected
             if clause := gpu_faults.of_errors(gpu, before, reading.uncorrected):
                 self._errors[gpu] = reading.uncorrected
                 self._on_fault(clause)

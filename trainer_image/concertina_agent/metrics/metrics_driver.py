@@ -100,6 +100,8 @@ class MetricsDriver:
 
     def _on_gpu_fault(self, clause: str) -> None:
         """Emit GpuFaultSeen. The thread that reads the GPUs calls this."""
+        if self._agent.gpu_fault or not self._settings.requests_devices:
+            return
         log_event("gpu_fault", what=clause)
         self._main_loop.call_soon_threadsafe(self._emit, e.GpuFaultSeen(clause))
 

@@ -27,6 +27,8 @@ GAP_RATIO = 10
 
 A line about a thousand members takes milliseconds.
 """
+MAX_GAP_SECONDS = 0.05
+"""Maximum seconds that GAP_RATIO adds, however long a line took on a busy processor."""
 S = TypeVar("S", p.MemberState, p.Report)
 
 
@@ -81,7 +83,7 @@ async def stream(
         await wire.send(sent)
         news_at = sent_at = loop.time()
         while True:
-            await asyncio.sleep(max(MIN_GAP_SECONDS, GAP_RATIO * spent_seconds))
+            await asyncio.sleep(max(MIN_GAP_SECONDS, min(MAX_GAP_SECONDS, GAP_RATIO * spent_seconds)))
             while True:
                 begun = time.thread_time()
                 now = state()

@@ -267,6 +267,8 @@ class LocalWorkers:
         environment = worker_environment(base, assign, me, worker.local_rank, self._settings.bundled)
         assert worker.channel is not None  # it has said Left
         worker.channel.send(w.Enter({name: environment[name] for name in VARYING if name in environment}))
+        if self._signal is not None:
+            worker.process.send_signal(self._signal)
         return True
 
     async def _watch(self, worker: LocalWorker) -> None:

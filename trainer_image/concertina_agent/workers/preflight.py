@@ -2,12 +2,14 @@
 
 The agent has no torch, and the process from which workers are forked must not open a GPU. So the child process imports
 torch itself, while that other process imports it too. The child writes its report into a file of the volume. If the
-container is restarted, the report of the first preflight still counts.
+container is restarted, the report of the first preflight still counts. A preflight that has ended its container is not
+repeated.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import signal
@@ -18,17 +20,21 @@ from pathlib import Path
 from typing import Any, Optional
 
 from concertina_agent.workers.child_processes import Reaper
-from concertina_agent.workers.workers import StartError, start_command
-from concertina_protocol.log import log_event
+from concertina_agent.workers.workers import Process, StartError, start_command
 from concertina_protocol.waiting import within
 
 VARIABLE = "CONCERTINA_PREFLIGHT"
-"""Variable that turns the preflight off with the value false. Any other value is the devices to test."""
+"""Variable that turns the preflight off with the value false, or none for a pod that requests no device. Any other
+value is the devices to test."""
 DEVICES = "cuda"
 LIMIT_SECONDS = 120.0
 """Seconds after which the child is killed. Its own deadline is shorter, but begins after the import of torch."""
+EXIT_SECONDS = 5.0
+"""Seconds within which the child has to end after its report. A driver that hangs may never let it end."""
+LOOK_SECONDS = 0.1
+"""Seconds between two looks for the report."""
 MOST_BYTES, MOST_CHARACTERS = 1 << 16, 800
-REPORT = "preflight.json"
+REPORT, ATTEMPT = "preflight.json", "preflight.started"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +42,9 @@ class PreflightOutcome:
     """Outcome of a preflight."""
 
     fault: str = ""
-    """Clause that names the GPUs that are wrong or slow, or ""."""
+    """Clause that names the GPUs that are faulty, or ""."""
+    warnings: str = ""
+    """Clause that names the GPUs that are slow or could not be tested completely, or "". It is only logged."""
     skipped: str = ""
     """Reason why nothing or not everything was tested, or ""."""
     seconds: float = 0.0
@@ -48,6 +56,8 @@ def skipped_because(environment: Mapping[str, str], device_files: Path = Path("/
     devices = environment.get(VARIABLE) or DEVICES
     if devices == "false":
         return "failurePolicy.gpuPreflight is false"
+    if devices == "none":
+        return "the pod template requests no device"
     if devices == DEVICES and not any(device_files.glob("nvidia[0-9]*")) and not (device_files / "kfd").exists():
         return "this pod has no GPU"
     return ""
@@ -58,23 +68,30 @@ async def preflight(environment: Mapping[str, str], volume: Path, reaper: Reaper
 
     A child process that can't be started, or dies, is no evidence against the GPUs.
     """
-    path, begin = volume / REPORT, time.monotonic()
+    path, attempt, begin = volume / REPORT, volume / ATTEMPT, time.monotonic()
     if (earlier := _read(path)) is not None:
         return earlier
+    if attempt.exists():
+        return PreflightOutcome(skipped="an earlier preflight of this pod ended without a report")
     line = [sys.executable, "-m", "concertina_state.preflight", str(path), environment.get(VARIABLE) or DEVICES]
     try:
+        attempt.touch()
         process = start_command(line, environment, reaper, "[preflight] ")
-    except StartError as error:
+    except (StartError, OSError) as error:
         return PreflightOutcome(skipped=str(error))
-    try:
-        code = await within(LIMIT_SECONDS, asyncio.shield(process.ended))
-    except asyncio.TimeoutError:
+    with contextlib.suppress(asyncio.TimeoutError):
+        await within(LIMIT_SECONDS, _until_written(path, process))
+    with contextlib.suppress(asyncio.TimeoutError):  # the workers need the memory of the GPUs
         process.send_signal(signal.SIGKILL)
-        return PreflightOutcome(skipped=f"it did not end within {LIMIT_SECONDS:g} s")
-    outcome = _read(path) or PreflightOutcome(skipped=f"its process ended with code {code} and without a report")
-    outcome = dataclasses.replace(outcome, seconds=round(time.monotonic() - begin, 2))
-    log_event("preflight", **dataclasses.asdict(outcome))
-    return outcome
+        await within(EXIT_SECONDS, asyncio.shield(process.ended))
+    end = f"ended with code {process.ended.result()}" if process.ended.done() else "does not end"
+    outcome = _read(path) or PreflightOutcome(skipped=f"its process {end}, and has written no report")
+    return dataclasses.replace(outcome, seconds=round(time.monotonic() - begin, 2))
+
+
+async def _until_written(path: Path, process: Process) -> None:
+    while not process.ended.done() and _read(path) is None:
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 def _read(path: Path) -> Optional[PreflightOutcome]:
@@ -82,7 +99,7 @@ def _read(path: Path) -> Optional[PreflightOutcome]:
     try:
         with path.open("rb") as file:
             report: Mapping[str, Any] = json.loads(file.read(MOST_BYTES))
-        faults = "; ".join(str(fault) for fault in report["faults"])
-        return PreflightOutcome(faults[:MOST_CHARACTERS], str(report["skipped"])[:MOST_CHARACTERS])
+        faults, warnings = ("; ".join(map(str, report[field]))[:MOST_CHARACTERS] for field in ("faults", "warnings"))
+        return PreflightOutcome(faults, warnings, str(report["skipped"])[:MOST_CHARACTERS])
     except (OSError, ValueError, KeyError, TypeError):
         return None

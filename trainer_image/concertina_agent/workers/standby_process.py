@@ -39,6 +39,9 @@ class StandbyProcess:
         self._taken.set()
         if standby is None:
             return None
+        if standby.process.ended.done():
+            standby.control.close()
+            return None
         request = json.dumps({"run": target.run, "environment": dict(environment)}).encode()
         with standby.control:
             try:
@@ -51,12 +54,17 @@ class StandbyProcess:
         return None
 
     async def keep(self) -> None:
-        """Keep a standby process ready. If one can't be forked, return."""
+        """Keep a standby process ready. If one can't be forked, try again later."""
         while True:
             try:
-                standby = self._waiting = await self._forked()
+                standby = await self._forked()
             except (StartError, OSError) as error:
-                return log_event("standby_failed", why=str(error))
+                log_event("standby_failed", why=str(error))
+                await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            if self._waiting is not None:  # it has ended
+                self._waiting.control.close()
+            self._waiting = standby
             self._taken.clear()
             taken = asyncio.ensure_future(self._taken.wait())
             ends: set[asyncio.Future[Any]] = {taken, standby.process.ended}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import shlex
 import socket
@@ -99,9 +100,10 @@ class WorkersDriver:
         environment = self._settings.environment
         if why := skipped_because(environment):
             log_event("preflight_skipped", why=why)
-            return
+            return self._emit(e.PreflightDone())
         outcome = await preflight(environment, self._settings.volume, self._reaper)
-        self._emit(e.GpuFaultSeen(outcome.fault) if outcome.fault else e.PreflightDone())
+        log_event("preflight", **dataclasses.asdict(outcome))
+        return self._emit(e.GpuFaultSeen(outcome.fault, by_preflight=True) if outcome.fault else e.PreflightDone())
 
     def _report_warm(self, error: str) -> None:
         log_event("warm", error=error)

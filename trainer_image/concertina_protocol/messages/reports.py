@@ -428,4 +428,6 @@ class Report:
     The requests are Prepare, Assign, Release, Drain and Save. The agent answers them between the lines of the stream.
     """
     gpu_fault: str = ""
-    """Clause about a GPU of this replica that is faulty, or "". If the preflight found the fault, `ready` is False."""
+    """Clause about a GPU of this replica that is faulty, or ""."""
+    preflight_failed: bool = False
+    """True if the preflight has found a faulty GPU. The replica then never becomes ready."""

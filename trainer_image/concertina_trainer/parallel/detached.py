@@ -15,8 +15,13 @@ from torch.distributed.tensor import DTensor
 
 
 def skip_propagation() -> None:
-    """Make torch detach DTensors without sharding propagation, in the whole process."""
-    DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.detach.default] = _detached
+    """Make torch detach DTensors without sharding propagation, in the whole process.
+
+    A version of torch without this private table of handlers derives the sharding as usual.
+    """
+    handlers = getattr(getattr(DTensor, "_op_dispatcher", None), "_custom_op_handlers", None)
+    if handlers is not None:
+        handlers[torch.ops.aten.detach.default] = _detached
 
 
 def _detached(op_call: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]) -> DTensor:

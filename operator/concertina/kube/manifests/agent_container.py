@@ -218,6 +218,8 @@ def _values(job: JobView, spec: JobSpec, port: int) -> dict[str, str]:
         optional_values["CONCERTINA_STEP_DETECTION"] = "false"
     if not spec.failure_policy.gpu_preflight:
         optional_values["CONCERTINA_PREFLIGHT"] = "false"
+    if not spec.requests_devices:
+        optional_values["CONCERTINA_PREFLIGHT"] = "none"
     return {
         **optional_values,
         "CONCERTINA_JOB": f"{job.namespace}/{job.name}",

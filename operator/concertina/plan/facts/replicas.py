@@ -113,9 +113,9 @@ class Replicas:
         member_states = report.members if report and report.round == self.round.world.round else {}
         faults = {}
         for name in self.live:
-            own, member_state = self.observed.agent(name).report, member_states.get(name)
-            if fault := (member_state.gpu_fault if member_state else "") or (own.gpu_fault if own else ""):
-                faults[name] = _printable(fault)
+            newest = member_states.get(name) or self.observed.agent(name).report
+            if newest and newest.gpu_fault:
+                faults[name] = _printable(newest.gpu_fault)
         return faults
 
     @cached

@@ -38,7 +38,8 @@ def keeps_out(ctx: JobContext, pod: PodView) -> str:
         return ""
     if ctx.spec.failure_policy.on_hardware_fault is Reaction.REPLACE:
         return ctx.replicas.hardware_faults.get(pod.name, "")
-    return "" if pod.name in ctx.replicas.ready else ctx.replicas.gpu_faults.get(pod.name, "")
+    report = ctx.agent(pod.name).report
+    return report.gpu_fault if report and report.preflight_failed else ""
 
 
 def failed_because_of_gpu(ctx: JobContext, replica: str) -> bool:

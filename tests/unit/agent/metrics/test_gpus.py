@@ -16,7 +16,7 @@ from builders.until import until
 from concertina_agent.metrics import families as f
 from concertina_agent.metrics import gpu_faults
 from concertina_agent.metrics.gpus import Gpus
-from concertina_agent.metrics.nvml import GpuIdentity, Nvml, NvmlError
+from concertina_agent.metrics.nvml import GpuIdentity, Nvml, NvmlError, Reading
 
 GPU = GpuIdentity(0, "GPU-0", "nvidia0", "H100")
 SOURCE = Path(__file__).with_name("nvml.c")
@@ -117,3 +117,11 @@ def test_an_xid_that_a_program_causes_is_none(xid: int) -> None:
 def test_new_uncorrected_errors_are_a_fault(before: int | None, now: int | None, said: str) -> None:
     """Errors from before the replica started may be of memory that the driver has replaced since."""
     assert gpu_faults.of_errors(GPU, before, now) == said
+
+
+def test_errors_count_from_the_first_reading_that_has_them() -> None:
+    faults: list[str] = []
+    gpus = Gpus("", on_fault=faults.append)
+    for errors in (None, 5, 5, 7):
+        gpus._look_for_errors(((GPU, Reading(None, None, None, None, None, None, None, None, errors)),))
+    assert faults == ["GPU 0 (H100, GPU-0) has had 2 uncorrected memory errors since the replica started"]

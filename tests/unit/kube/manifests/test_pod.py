@@ -6,6 +6,8 @@ import copy
 import json
 from typing import Any
 
+import pytest
+
 from builders.manifests import UID, container, environment, job, made
 from concertina.api import rules
 from concertina.kube.manifests.agent_container import AgentMetrics, PodSettings
@@ -253,3 +255,25 @@ def test_what_is_put_into_pods_is_what_templates_must_not_have() -> None:
     assert mounts - {"/dev/shm/"} == set(rules.MOUNTS), "a template may bring its own /dev/shm"
     foreign = {"app.kubernetes.io/managed-by"}
     assert all(label.startswith(rules.PREFIX) for label in pod["metadata"]["labels"].keys() - foreign)
+
+
+@pytest.mark.parametrize(
+    ("template", "policy", "expected"),
+    [
+        ({}, {}, "none"),
+        ({}, {"gpuPreflight": False}, "none"),
+        ({"resources": {"limits": {"cpu": "1", "nvidia.com/gpu": 0}}}, {}, "none"),
+        ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, {}, None),
+        ({"resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}}, {}, None),
+        ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, {"gpuPreflight": False}, "false"),
+        ({"resources": {"claims": [{"name": "gpus"}]}}, {}, None),
+    ],
+)
+def test_only_pods_that_request_devices_test_them(
+    template: dict[str, Any], policy: dict[str, Any], expected: str | None
+) -> None:
+    spec = copy.deepcopy(OWN) | {"failurePolicy": policy, "workersPerReplica": 1}
+    spec["template"]["spec"]["containers"][0] |= template
+    if "claims" in template.get("resources", {}):
+        spec["template"]["spec"]["resourceClaims"] = [{"name": "gpus", "resourceClaimTemplateName": "gpu"}]
+    assert environment(made(job(spec))).get("CONCERTINA_PREFLIGHT") == expected

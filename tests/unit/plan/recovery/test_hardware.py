@@ -21,6 +21,7 @@ XID = "GPU 3 (NVIDIA H100, GPU-7) reports XID 79 (the GPU has fallen off the bus
 SAID = f"replica demo-2-0 on node node-2 has faulty hardware: {XID}"
 CONDITION = "the node has the condition GPUMissing=True (7 of 8 GPUs)"
 RUNNING = protocol.State.RUNNING
+MEMBER = protocol.MemberState("demo-2-0", "i-demo-2-0", 1, "claim-a", RUNNING)
 FAILED = protocol.Failure("demo-2-0", "WorkerFailed", "CUDA error: unspecified launch failure", rank=2)
 
 
@@ -31,7 +32,7 @@ def trains(by: str = "agent", nodes: int = 6, **report: Any) -> JobObservation:
     there = {f"node-{i}": NodeView(f"node-{i}", ready=True) for i in range(nodes)}
     members = {}
     if by == "agent":
-        members["demo-2-0"] = protocol.MemberState("demo-2-0", "i-demo-2-0", 1, "claim-a", RUNNING, gpu_fault=XID)
+        members["demo-2-0"] = replace(MEMBER, gpu_fault=XID)
     else:
         there["node-2"] = replace(there["node-2"], fault=CONDITION)
     told = jobs.coordinator_report(members=members, **report)
@@ -116,11 +117,11 @@ def test_a_replica_that_fails_again_counts_as_any_other(earlier: str) -> None:
     assert running.reason == "WorkerFailed"
 
 
-def unready(nodes: int) -> JobObservation:
-    """Return a new job of one replica whose preflight has found a fault."""
-    report = jobs.report("demo-0-0", ready=False, gpu_fault="GPU 0 multiplies wrongly")
+def unready(nodes: int, failed: bool = True, policy: str = "Replace") -> JobObservation:
+    """Return a new job of one replica with a faulty GPU, which by default its preflight has found."""
+    report = jobs.report("demo-0-0", ready=False, gpu_fault="GPU 0 multiplies wrongly", preflight_failed=failed)
     seen = jobs.observed(
-        jobs.job(jobs.spec(replicas=1, elastic=None)),
+        jobs.job(jobs.spec(replicas=1, elastic=None, failurePolicy={"onHardwareFault": policy})),
         (jobs.pod(0),),
         {"demo-0-0": jobs.agent("demo-0-0", report=report, ready_at=None)},
     )
@@ -297,3 +298,21 @@ def test_the_message_stays_the_same_until_the_coordinator_has_reported_to_a_new_
     again = plan(jobs.then(seen, made, agents=unheard, nodes=nodes), T0 + 101)
     assert again.status.condition("Running") == made.status.condition("Running")
     assert again.events == ()
+
+
+@pytest.mark.parametrize(("failed", "count"), [(True, 1), (False, 0)], ids=["by the preflight", "by an XID"])
+def test_a_spec_that_asks_for_a_report_only_replaces_after_a_failed_preflight_alone(failed: bool, count: int) -> None:
+    made = plan(unready(2, failed, "Report"), T0 + 20)
+    assert len(made.status.restarts.recent) == count
+
+
+def test_the_coordinator_knows_newer_states_of_its_members_than_their_own_reports() -> None:
+    seen = trains()
+    old = jobs.report("demo-2-0", gpu_fault=XID)
+    told = jobs.coordinator_report(members={"demo-2-0": replace(MEMBER, gpu_fault="")})
+    agents = {
+        **seen.agents,
+        "demo-0-0": replace(seen.agents["demo-0-0"], report=told),
+        "demo-2-0": replace(seen.agents["demo-2-0"], report=old),
+    }
+    assert deleted(plan(replace(seen, agents=agents), T0 + 100)) == []

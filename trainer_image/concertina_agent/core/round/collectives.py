@@ -7,7 +7,7 @@ in the same order. So a rank whose count is lower than the number of a collectiv
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Optional
 
 from concertina_protocol import GroupCalls, HungCollective
@@ -26,10 +26,10 @@ def hung_collective(calls_by_rank: CallsByRank) -> Optional[HungCollective]:
         calls_by_rank: For each rank of the round, the collectives that it has called, or None if its flight recorder
             did not answer.
     """
+    ranks = sorted(calls_by_rank)
+    silent = [rank for rank, groups in calls_by_rank.items() if groups is None]
     found = [
-        collective
-        for calls in _by_group(calls_by_rank)
-        if (collective := _hung(calls, [rank for rank, groups in calls_by_rank.items() if groups is None]))
+        collective for calls in _by_group(calls_by_rank) if (collective := _hung(calls, _members(calls, ranks), silent))
     ]
     waiting = {
         rank for rank, groups in calls_by_rank.items() if any(calls.waits_for is not None for calls in groups or ())
@@ -52,18 +52,30 @@ def _by_group(calls_by_rank: CallsByRank) -> Iterable[Mapping[int, GroupCalls]]:
     return by_group.values()
 
 
-def _hung(calls: Mapping[int, GroupCalls], silent: Iterable[int]) -> Optional[HungCollective]:
+def _members(calls: Mapping[int, GroupCalls], ranks: Iterable[int]) -> Sequence[int]:
+    """Return those ranks of the round that are members of a process group.
+
+    A worker can send any numbers. Without a valid range, the ranks that have reported the group are its members.
+    """
+    described = next(iter(calls.values())).ranks
+    if len(described) != 3 or described[2] <= 0:
+        return sorted(calls)
+    first, last, distance = described
+    return [rank for rank in ranks if rank in range(first, last + 1, distance)]
+
+
+def _hung(calls: Mapping[int, GroupCalls], members: Sequence[int], silent: Iterable[int]) -> Optional[HungCollective]:
     """Return the collective of one process group for which some of its ranks wait, or None.
 
     Args:
         calls: Calls of the group's ranks whose flight recorder has answered.
+        members: Ranks of the group.
         silent: Ranks of the round whose flight recorder has not answered.
     """
     number = min((entry.waits_for for entry in calls.values() if entry.waits_for is not None), default=None)
     if number is None:
         return None
     first = next(iter(calls.values()))
-    members = range(first.ranks[0], first.ranks[1] + 1, first.ranks[2]) if first.ranks else calls.keys()
     silent = sorted(set(silent).intersection(members))
     missing = [rank for rank in members if rank not in silent and (rank not in calls or calls[rank].called < number)]
     names = {rank: entry.operations.get(str(number), "") for rank, entry in calls.items() if rank not in missing}

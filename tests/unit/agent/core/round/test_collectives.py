@@ -80,3 +80,15 @@ def test_the_rank_that_has_not_called_it_is_the_suspect_where_stacks_do_not_tell
     assert [found.rank for found in suspects(heartbeats, hung(missing=(2,), missing_count=1))] == [2]
     ahead = [*heartbeats[:2], Heartbeat(2, 6, "computing", 0.0), heartbeats[3]]
     assert [found.rank for found in suspects(ahead, hung(missing=(2,), missing_count=1))] == [0, 1, 3]
+
+
+@pytest.mark.parametrize("ranks", [(), (0, 3), (0, 3, 0), (0, 3, -1), (0, 3, 1, 1)])
+def test_without_a_valid_range_the_ranks_that_report_a_group_are_its_members(ranks: tuple[int, ...]) -> None:
+    by_rank = {0: (calls(7, 7, ranks=ranks),), 1: (calls(6, ranks=ranks),), 2: ()}
+    assert hung_collective(by_rank) == hung(waiting=1, missing=(1,), missing_count=1)
+
+
+def test_a_huge_range_is_limited_to_the_ranks_of_the_round() -> None:
+    of_all = {"ranks": (0, 10**12, 1)}
+    by_rank = {0: (calls(7, 7, **of_all),), 1: (calls(6, **of_all),)}
+    assert hung_collective(by_rank) == hung(waiting=1, missing=(1,), missing_count=1)
