@@ -85,7 +85,7 @@ def test_users_get_training_jobs_with_the_roles_that_they_have() -> None:
     for word in ("view", "edit"):
         role = objects["ClusterRole", "", f"x-concertina-{word}"]
         for rule in role["rules"]:
-            assert rule["apiGroups"] == ["concertina.dev"]
+            assert rule["apiGroups"] == ([""] if rule["resources"] == ["podtemplates"] else ["concertina.dev"])
             for resource in rule["resources"]:
                 verbs.setdefault(word, {})[resource] = set(rule["verbs"])
         prefix = "rbac.authorization.k8s.io/aggregate-to-"
@@ -97,6 +97,7 @@ def test_users_get_training_jobs_with_the_roles_that_they_have() -> None:
     assert verbs["edit"]["trainingjobs"] >= reading | {"create", "update", "patch", "delete"}
     assert verbs["edit"]["trainingjobs/scale"] >= {"get", "update", "patch"}
     assert verbs["edit"]["trainingjobs/status"] == {"get"}
+    assert verbs["edit"]["podtemplates"] >= reading | {"create", "update", "patch", "delete"}
     without = rendered("rbac.aggregate=false")
     assert not [name for _, name in names(without, "ClusterRole") if name.endswith(("-view", "-edit"))]
 

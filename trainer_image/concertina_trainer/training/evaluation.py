@@ -94,6 +94,9 @@ class Evaluation:
         """Evaluate if an evaluation is due after `step` steps, or if `step` is the `last` step of the run.
 
         Return False if a request to stop the round (a drain) interrupted the evaluation, and True otherwise.
+
+        Raises:
+            InvalidInput: When a set has no token to predict.
         """
         if step == self.history.step or (step % self._config.every_steps and not last):
             return True
