@@ -414,12 +414,13 @@ def _facts(spec: JobSpec, estimate: Estimate) -> Iterator[tuple[str, str]]:
 
 
 def _reading(estimate: Estimate) -> str:
-    reading, layout = estimate.reading, estimate.layout
+    reading = estimate.reading
     most, least = max(reading.groups), min(reading.groups)
-    text = f"a replica reads {least if least == most else f'{least} to {most}'} of {reading.total} groups"
-    if layout.elements == "tokens":
-        text += f", {_size(reading.rate(estimate.tokens_per_second))}/s"
-    return f"{text}; all replicas together read the data {reading.times:.3g} times an epoch"
+    return (
+        f"a replica reads {least if least == most else f'{least} to {most}'} of {reading.total} groups, "
+        f"{_size(reading.rate(estimate.tokens_per_second))}/s; all replicas together read the data "
+        f"{reading.times:.3g} times an epoch"
+    )
 
 
 def _degrees(layout: ParallelLayout) -> str:

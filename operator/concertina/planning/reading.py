@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from concertina.planning.layout import ParallelLayout
 from concertina.planning.traffic import batch
+from concertina_data.data_manifest import Field, token_field
 from concertina_data.order import classes
 
 
@@ -23,8 +24,8 @@ class Reading:
     """Number of groups of the data."""
     groups: tuple[int, ...]
     """Number of groups that each replica reads."""
-    token_bytes: int
-    """Bytes of a token on disk, if the data use the whole vocabulary of the model."""
+    element_bytes: int
+    """Bytes of an element on disk: a token, if the data use the whole vocabulary of the model, and other fields."""
 
     @property
     def times(self) -> float:
@@ -33,7 +34,7 @@ class Reading:
 
     def rate(self, tokens: float) -> float:
         """Return the bytes per second that the replica with the most groups reads, at `tokens` tokens per second."""
-        return tokens * self.token_bytes * max(self.groups) / self.total
+        return tokens * self.element_bytes * max(self.groups) / self.total
 
 
 def reading(layout: ParallelLayout) -> Reading:
@@ -54,9 +55,14 @@ def reading(layout: ParallelLayout) -> Reading:
             }
             for replica in range(first, last + 1):
                 groups[replica] |= own
-    vocabulary = layout.trainer.model.vocab_size
-    token_bytes = next(size for size in (1, 2, 4) if vocabulary <= 1 << 8 * size)
-    return Reading(layout.trainer.data.groups, tuple(map(len, groups)), token_bytes)
+    return Reading(layout.trainer.data.groups, tuple(map(len, groups)), _element_bytes(layout))
+
+
+def _element_bytes(layout: ParallelLayout) -> int:
+    vocabulary = layout.own.data["vocab_size"] if layout.own else layout.trainer.model.vocab_size
+    fields = [Field(**field) for field in layout.own.data["fields"]] if layout.own else []
+    token = [token_field(vocabulary)] if vocabulary else []
+    return sum(field.bytes for field in (*token, *fields))
 
 
 def _batches(size: int, groups: int) -> Iterator[tuple[list[int], list[int]]]:

@@ -175,7 +175,8 @@ def test_a_search_tries_to_deal_experts_out() -> None:
 
 def own_model(**changes: Any) -> OwnDescription:
     facts = {"weights": 10**9, "trained": 10**9, "blocks": 10, "in_blocks": 9 * 10**8, "flops": 6e9, "counted": True}
-    return OwnDescription(**{**facts, "moved": 1e7, "data": {"vocab_size": 8, "fields": [{"width": 80}]}, **changes})
+    frames = {"name": "features", "type": "float16", "width": 80}
+    return OwnDescription(**{**facts, "moved": 1e7, "data": {"vocab_size": 8, "fields": [frames]}, **changes})
 
 
 def own_layout(own: OwnDescription, activations: str = "Keep", **parallelism: Any) -> ParallelLayout:

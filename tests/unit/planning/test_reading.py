@@ -1,5 +1,8 @@
 """Test that the plan names the groups of shards that the ranks of each replica really read."""
 
+import dataclasses
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -48,3 +51,12 @@ def test_replicas_together_read_the_data_about_once(replicas, size, groups, time
     found = reading(layout(replicas, size, groups))
     assert found.times == pytest.approx(times)
     assert found.rate(1e6) == pytest.approx(2e6 * max(found.groups) / groups)
+
+
+def test_other_fields_of_an_element_are_read_too():
+    """An item of a click stream has an id of a byte and a time of eight."""
+    plain = layout(4, 512)
+    time = {"name": "time", "type": "int64", "width": 0}
+    own = SimpleNamespace(data={"vocab_size": 200, "fields": [time]})
+    assert reading(dataclasses.replace(plain, own=own)).element_bytes == 9
+    assert reading(plain).element_bytes == 2
