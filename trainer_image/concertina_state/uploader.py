@@ -273,8 +273,7 @@ def publish(
             folder.delete([f"{prefix}/{NAME}"])
         raise
     before = {metadata.continued.uid if metadata.continued else uid, best_before.uid if best_before else uid} - {uid}
-    best = best_checkpoint.key_of(durable.best)
-    keeping = retention.Keeping(destination.keep, destination.keep_every_steps, tuple(run.reaches), best)
+    keeping = retention.Keeping(destination.keep, destination.keep_every_steps, tuple(run.reaches))
     try:
         retention.sweep(folder, durable, before, undone, keeping)
     except StorageError as error:  # without permission to delete, all checkpoints remain; the next call tries again

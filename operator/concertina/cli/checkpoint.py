@@ -93,7 +93,8 @@ def list_(uri: Run) -> None:
     """List the finished checkpoints of a run, which one LATEST names, and which one has the lowest evaluation loss."""
     with sentences():
         from concertina_state.checkpoints import catalogue
-        from concertina_state.checkpoints.best import BEST, best_of, key_of
+        from concertina_state.checkpoints.best import BEST, best_of
+        from concertina_state.checkpoints.manifest import CheckpointKey
         from concertina_state.objects.prefix import ObjectPrefix
 
         folder = ObjectPrefix(uri)
@@ -101,7 +102,8 @@ def list_(uri: Run) -> None:
         latest, problem = catalogue.named(folder, manifests)
         undone = catalogue.undone(folder, manifests)
         table = Table(box=None, header_style="bold")
-        best = key_of(best_of(manifest for manifest in manifests if manifest.place not in undone))
+        named = best_of(manifest for manifest in manifests if manifest.place not in undone)
+        best = CheckpointKey.named_by(named) if named else None
         for column in ("STEP", "ROUND", "WHEN", "SIZE", "WORLD", "LOSS", "JOB", "", "FOLDER"):
             table.add_column(column)
         for manifest in manifests:
@@ -206,6 +208,7 @@ def export_(
         from concertina_trainer.export import peft, plain
 
         target = ObjectPrefix(_target(out), create=True)
+        file_bytes = exporting.FILE_BYTES if shard_gigabytes is None else int(shard_gigabytes * 1e9)
         with opened(resolve(uri)) as checkpoint:
             if to is Format.PEFT:
                 export = peft.export(checkpoint)
@@ -214,7 +217,7 @@ def export_(
             else:
                 export = exporting.export(checkpoint, _target(data) if data else "", ema)
             with _bar("exporting", export.size) as advance:
-                files = export.write(target, advance, int((shard_gigabytes or 5) * 1e9))
+                files = export.write(target, advance, file_bytes)
     console.print(f"{out}: {', '.join(files)}; step {checkpoint.manifest.id.step} of {checkpoint.uri}.")
     if export.message:
         console.print(export.message)

@@ -42,14 +42,14 @@ def parent_of(
         StorageError: When durable storage can't be read.
     """
     durable = latest.durable if latest else None
-    named_keys = [CheckpointKey(durable.uid, durable.round, durable.step)] if durable else []
+    named_keys = [CheckpointKey.named_by(durable)] if durable else []
     keys = ancestors(named_keys, uid, id, origin) or ancestors(found(folder.entries(uid))[1], uid, id, origin)
     for key in reversed(keys):
         if text := folder.get(f"{key.folder}/{NAME}"):
             return _parent(f"{folder.uri}/{key.folder}", key, text)
     if continued is None:
         return None
-    key, text = CheckpointKey(continued.uid, continued.round, continued.step), None
+    key, text = CheckpointKey.named_by(continued), None
     with contextlib.suppress(StorageError):  # it may be in another store, and saves must not depend on that store
         text = ObjectPrefix(origin.begun_from, IMPATIENCE).get(NAME) if origin.begun_from else None
     return _parent(origin.begun_from, key, text)

@@ -63,10 +63,6 @@ def best_in(folder: ObjectPrefix, is_void: IsVoid) -> BestCheckpoint | None:
     return best_of(sorted(whole, key=lambda manifest: (manifest.at, manifest.id.round, manifest.id.step)))
 
 
-def key_of(best: BestCheckpoint | None) -> CheckpointKey | None:
-    return CheckpointKey(best.uid, best.round, best.step) if best else None
-
-
 def names_best(uri: str) -> bool:
     """Return whether a URI stands for the best checkpoint of a run's folder."""
     return uri.rstrip("/").endswith(f"/{BEST}")
@@ -87,7 +83,7 @@ def best_uri(folder: ObjectPrefix) -> str:
             f"{folder.uri} has no checkpoint of a step that was evaluated: set trainer.evaluation and "
             "checkpoint.keepBest, or name a checkpoint."
         )
-    return f"{folder.uri}/{CheckpointKey(best.uid, best.round, best.step).folder}"
+    return f"{folder.uri}/{CheckpointKey.named_by(best).folder}"
 
 
 def _never(uid: str, round: int, step: int) -> Undone | None:

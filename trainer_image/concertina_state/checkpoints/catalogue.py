@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from concertina_protocol import Durable
 from concertina_state.checkpoints import manifest as manifests
-from concertina_state.checkpoints.best import key_of
 from concertina_state.checkpoints.latest import LATEST, Latest, read_all_of_latest, read_latest
 from concertina_state.checkpoints.manifest import NAME, CheckpointKey, Manifest, to_json
 from concertina_state.checkpoints.reader import StoredCheckpoint, StoredShard, opened, resolve
@@ -53,7 +52,7 @@ def named(folder: ObjectPrefix, whole: Sequence[Manifest]) -> tuple[CheckpointKe
         return None, str(error)
     if latest is None:
         return None, ""
-    key = CheckpointKey(latest.uid, latest.round, latest.step)
+    key = CheckpointKey.named_by(latest)
     if key not in [manifest.place for manifest in whole]:
         return None, f"{folder.uri}/{LATEST} names {key.folder}, which is missing or can't be used."
     return key, ""
@@ -188,10 +187,10 @@ def to_prune(folder: ObjectPrefix, keep: int, keep_every: int | None) -> list[Ch
     latest = read.durable if read else None
     if read is None or latest is None:
         raise InvalidInput(f"{folder.uri} has no {LATEST}: name the folder of a run, which is its checkpoint.uri.")
-    newest = CheckpointKey(latest.uid, latest.round, latest.step)
+    newest = CheckpointKey.named_by(latest)
     new = {key for key in since(entries, LATEST) if key.uid != newest.uid}
     keys, whole = (listed_keys - new for listed_keys in found(entries))
-    keeping = Keeping(keep, keep_every, best=key_of(latest.best))
+    keeping = Keeping(keep, keep_every, best=CheckpointKey.named_by(latest.best) if latest.best else None)
     return doomed(keys, whole, newest, keeping, read.undid(latest.uid))
 
 

@@ -197,5 +197,5 @@ def _lying_in(folder: ObjectPrefix, durable: Durable) -> Durable:
 
     The URI in `LATEST` can be outdated, because the run's folder may have been moved or copied.
     """
-    key = CheckpointKey(durable.uid, durable.round, durable.step)
+    key = CheckpointKey.named_by(durable)
     return dataclasses.replace(durable, uri=f"{folder.uri}/{key.folder}")

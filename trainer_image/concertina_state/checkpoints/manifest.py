@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from typing import Any, Optional
 
-from concertina_protocol import SnapshotId, Undone
+from concertina_protocol import BestCheckpoint, Durable, SnapshotId, Undone
 from concertina_protocol.codec import typed_json
 from concertina_protocol.codec.typed_json import parse_json
 from concertina_protocol.messages.ranges import Ranges
@@ -52,6 +52,11 @@ class CheckpointKey:
         """
         match = _PLACE.match(key)
         return (CheckpointKey(match[1], int(match[2]), int(match[3])), match[4]) if match else None
+
+    @staticmethod
+    def named_by(record: Durable | BestCheckpoint | Continued) -> CheckpointKey:
+        """Return the checkpoint that a record names."""
+        return CheckpointKey(record.uid, record.round, record.step)
 
 
 def part_name(id: SnapshotId, shard: int) -> str:

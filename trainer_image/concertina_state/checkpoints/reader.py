@@ -219,7 +219,7 @@ def resolve(uri: str) -> str:
             f"{uri} is neither a checkpoint (there is no {manifests.NAME}) nor the folder of a run (LATEST "
             "is missing, or names no checkpoint because training went back and none from before is left)."
         )
-    return f"{folder.uri}/{manifests.CheckpointKey(latest.uid, latest.round, latest.step).folder}"
+    return f"{folder.uri}/{manifests.CheckpointKey.named_by(latest).folder}"
 
 
 def _crc32(views: Iterable[memoryview], value: int) -> int:

@@ -92,7 +92,7 @@ def _milestones(ordered: list[CheckpointKey], every: int) -> Iterator[Checkpoint
 def sweep(
     folder: ObjectPrefix, latest: Durable, before: Collection[str], undone: Iterable[Undone], keeping: Keeping
 ) -> list[CheckpointKey]:
-    """Delete the checkpoints of this job that `keeping` does not require, and return them.
+    """Delete the checkpoints of this job that `keeping` does not require, and return them. The best one is kept.
 
     `before` has the uids of earlier jobs whose checkpoints are deleted by the same rules: the job that this job
     continued from, and the job that had the best checkpoint until now.
@@ -105,9 +105,9 @@ def sweep(
     # Another process may have named other checkpoints since `latest` was written. LATEST is read after the listing, so
     # that everything which it names and which the listing contains is kept.
     named = read_latest(folder)
-    if named is not None and (best := named.best) is not None:
-        keeping = dataclasses.replace(keeping, best=CheckpointKey(best.uid, best.round, best.step))
-    here = CheckpointKey(latest.uid, latest.round, latest.step)
+    if best := (named.best if named else None) or latest.best:
+        keeping = dataclasses.replace(keeping, best=CheckpointKey.named_by(best))
+    here = CheckpointKey.named_by(latest)
     folder.drop_drafts(key for key in drafts if _passed(key, here))  # listings do not include drafts
     keys, finished = found(entries)
     now = max((entry.at for entry in entries.values()), default=None)

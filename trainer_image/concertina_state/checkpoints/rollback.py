@@ -160,7 +160,7 @@ def _before(
     continued = next((manifest.continued for _, _, manifest in ours), None)
     if continued is None or continued.uid == uid:
         return []
-    begin = CheckpointKey(continued.uid, continued.round, continued.step)
+    begin = CheckpointKey.named_by(continued)
     other_undone = next((manifest.undone for _, _, manifest in _readable(folder, [begin])), ())
     _, other_finished = found(folder.entries(begin.uid))
     good_keys = [key for key in _not_void(other_finished, other_undone) if _age(key) <= _age(begin)]
