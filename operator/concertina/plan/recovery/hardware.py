@@ -49,7 +49,7 @@ def failed_because_of_gpu(ctx: JobContext, replica: str) -> bool:
     failure counts as any other, so that a bug of the script still ends the job.
     """
     replaces = ctx.spec.failure_policy.on_hardware_fault is Reaction.REPLACE
-    return replaces and replica in ctx.replicas.gpu_faults and not _moved(ctx, replica)
+    return replaces and replica in ctx.replicas.gpu_faults and not _pods_with_entries(ctx, replica)
 
 
 def sentence(ctx: JobContext, replica: str) -> str:
@@ -66,7 +66,7 @@ def annotate(ctx: JobContext, decision: Decision) -> Decision:
     if decision.phase is not Phase.TRAINING or decision.unchanged or not members:
         return decision
     known = ctx.status.internal.hardware_faults
-    new = [name for name in members if _key(ctx, name) not in known and not _entry(ctx, name)]
+    new = [name for name in members if _key(ctx, name) not in known and name not in _pods_with_entries(ctx, name)]
     events = tuple(Event("Warning", Reason.HARDWARE_FAULT, sentence(ctx, name)) for name in new)
     message = "; ".join((decision.message, *(sentence(ctx, name) for name in members)))
     return _replaced(ctx, replace(decision, message=message, events=(*decision.events, *events)), members[0])
@@ -97,7 +97,7 @@ def _replaced(ctx: JobContext, decision: Decision, replica: str) -> Decision:
     if why := _kept_because(ctx, pod):
         return replace(decision, message=f"{decision.message}; it is not replaced: {why}")
     decision = replace(decision, actions=(*decision.actions, *delete(ctx, pod, "has faulty hardware")))
-    if _entry(ctx, replica):  # the deletion in an earlier pass did not reach the API server
+    if replica in _pods_with_entries(ctx, replica):  # the deletion in an earlier pass did not reach the API server
         return decision
     entry = Restart(
         at=rfc3339(ctx.now),
@@ -111,15 +111,10 @@ def _replaced(ctx: JobContext, decision: Decision, replica: str) -> Decision:
     return replace(decision, restart=entry)
 
 
-def _moved(ctx: JobContext, replica: str) -> bool:
-    """Return whether the pod of the replica, or an earlier one, has failed or been replaced because of its hardware."""
-    entries = [entry.replica for entry in ctx.recent if entry.reason == Reason.HARDWARE_FAULT]
-    return any(same_replica(name, replica) for name in entries)
-
-
-def _entry(ctx: JobContext, replica: str) -> bool:
-    """Return whether `status.restarts` has an entry because of the replica's hardware."""
-    return any(entry.replica == replica and entry.reason == Reason.HARDWARE_FAULT for entry in ctx.recent)
+def _pods_with_entries(ctx: JobContext, replica: str) -> set[str]:
+    """Return the pods of the replica that `status.restarts` names because of their hardware, earlier ones included."""
+    names = {entry.replica for entry in ctx.recent if entry.reason == Reason.HARDWARE_FAULT}
+    return {name for name in names if same_replica(name, replica)}
 
 
 def _kept_because(ctx: JobContext, pod: PodView) -> str:
@@ -135,8 +130,6 @@ def _returns_because(ctx: JobContext, replica: str) -> str:
     """Return why a new pod of the replica would probably have faulty hardware as well, or an empty text."""
     if not ctx.spec.failure_policy.avoid_node_seconds:
         return "failurePolicy.avoidNodeSeconds is 0, so its new pod could return to the node"
-    entries = [entry.replica for entry in ctx.recent if entry.reason == Reason.HARDWARE_FAULT]
-    before = {name for name in entries if name != replica and same_replica(name, replica)}
-    if len(before) >= REPLACEMENTS:
+    if len(_pods_with_entries(ctx, replica) - {replica}) >= REPLACEMENTS:
         return f"{REPLACEMENTS} pods before it had faulty hardware as well"
     return ""

@@ -24,7 +24,7 @@ from concertina.api.accounting import (
     RecoveryTime,
     RoundWaits,
 )
-from concertina.api.status import JobProgress, rfc3339, unix_seconds
+from concertina.api.status import AT_REST, JobProgress, rfc3339, unix_seconds
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
@@ -35,16 +35,13 @@ HOUR = 3600.0
 STOPPED = (Phase.DRAINING, Phase.RECOVERING, Phase.WAITING, Phase.STALLED)
 """Phases of a job that has trained before, should be training, and is not."""
 BUCKETS: Mapping[Phase, str] = {
-    Phase.WAITING: "waiting_seconds",
+    **{Phase(phase): bucket for phase, bucket in AT_REST.items()},
     Phase.STARTING: "startup_seconds",
     Phase.TRAINING: "productive_seconds",
     Phase.DRAINING: "recovery_seconds",
     Phase.RECOVERING: "recovery_seconds",
     Phase.SUSPENDING: "suspended_seconds",
-    Phase.SUSPENDED: "suspended_seconds",
-    Phase.QUEUED: "waiting_seconds",
     Phase.DELETING: "suspended_seconds",
-    Phase.STALLED: "stalled_seconds",
 }
 """Class of the time that a job spends in each phase. The time after a job's end is not counted."""
 
