@@ -88,7 +88,7 @@ class AgentSettings:
 
     @property
     def requests_devices(self) -> bool:
-        """Whether the pod may have GPUs of its own. A privileged pod without any sees the GPUs of other pods."""
+        """True if the pod may have GPUs of its own. A privileged pod without any sees the GPUs of other pods."""
         return self.environment.get("CONCERTINA_PREFLIGHT") != "none"
 
 

@@ -38,7 +38,7 @@ ROUNDS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """How much is tested on each device."""
+    """Sizes and limits of the test of each device."""
 
     size: int
     """Rows and columns of the matrices."""

@@ -313,7 +313,7 @@ class ConnectionRefusal(enum.Enum):
 
 @dataclass(frozen=True)
 class AgentView:
-    """What this operator knows about its connection to the agent of one replica.
+    """State of this operator's connection to the agent of one replica.
 
     The data are lost when the operator restarts. They are also lost when a new pod of the replica gets the same name.
     """

@@ -67,7 +67,7 @@ def read(reader, world, position):
     documents=st.sampled_from(["Joined", "Masked", "Packed"]),
 )  # fmt: skip
 def test_transformed_samples_are_the_same_in_every_world_and_after_a_restart(data, world, later, position, documents):
-    """Each sample is what the function makes of it and of the random numbers of its position."""
+    """Expect of each sample what the function makes of it and of the random numbers of its position."""
     first, second = (Reader(config(data, documents=documents), LENGTH, SEED, [(13, 15)]) for _ in range(2))
     found = read(first, world, position) | read(second, later, position + BATCH)
     numbers = np.arange(position, position + 2 * BATCH)

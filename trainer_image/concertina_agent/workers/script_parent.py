@@ -165,7 +165,7 @@ class ScriptForkserver(Forkserver):
 
 
 def _separate_from_parent(modules: Iterable[Imported]) -> None:
-    """In a forked worker, replace state that must differ from that of other forks, such as random seeds."""
+    """Replace state of a forked worker that must differ from that of other forks, such as random seeds."""
     importlib.invalidate_caches()
     threads = {name: value for module in modules for name, value in module.changes.items() if value is not None}
     blas.set_threads({**os.environ, **threads})

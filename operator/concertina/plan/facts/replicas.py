@@ -34,7 +34,7 @@ class Replicas:
 
     @cached
     def pods(self) -> Mapping[str, PodView]:
-        """All pods of the job, keyed by name, whether or not their replicas are alive."""
+        """Pods of the job, keyed by name, whether or not their replicas are alive."""
         return {pod.name: pod for pod in self.observed.pods}
 
     @cached

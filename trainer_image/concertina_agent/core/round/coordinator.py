@@ -1,4 +1,4 @@
-"""What the coordinator (the agent of the replica with rank 0) knows about the members of its round.
+"""Knowledge of the coordinator (the agent of the replica with rank 0) about the members of its round.
 
 The module has no side effects.
 """
