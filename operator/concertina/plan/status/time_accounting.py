@@ -193,12 +193,17 @@ class Account:
 
     @cached
     def waits(self) -> RoundWaits:
-        """Seconds that the workers of this round report to have waited since it began, keyed by the kind of wait."""
+        """Seconds that the workers of this round report to have waited since it began, keyed by the kind of wait.
+
+        A figure never falls, although a difference of two measurements may. Otherwise, the time by which it falls and
+        rises again would be counted each time.
+        """
         report, old = self.ctx.round.report, self.ctx.status.internal.round_waits
         if report is None or report.progress is None:
             return old
         times = CoordinatorTimes(report.progress, report.busy)
-        seconds = {name: round(count(times), 3) for name, (_, count) in WAITS.items()}
+        counted = old if old.round == report.round else RoundWaits()
+        seconds = {name: max(getattr(counted, name), round(count(times), 3)) for name, (_, count) in WAITS.items()}
         return RoundWaits(round=report.round, **seconds)
 
     # --- classes of time ----------------------------------------------------------------------------------------------

@@ -149,6 +149,15 @@ def test_a_slow_rank_0_is_no_less_a_straggler_and_no_communication() -> None:
     assert goodput.productive_seconds == pytest.approx(5.0)
 
 
+def test_a_measurement_that_falls_and_rises_again_is_counted_once() -> None:
+    seen, counted = jobs.running(jobs.spec()), []
+    for second, most in enumerate([9.0, 6.0, 9.0, 6.0, 10.0]):
+        busy, at = protocol.Busy(coordinator=5.0, median=5.0, most=most), T0 + 20 + 10 * second
+        seen = passed(with_coordinator(seen, progress=progress(60 + second, at), busy=busy), at)
+        counted.append(seen.job.status.goodput.straggler_seconds)
+    assert counted == [4.0, 4.0, 4.0, 4.0, 5.0]
+
+
 EVENTS = st.sampled_from(["train", "silent", "fail", "suspend", "resume", "lose"])
 TOLD = st.dictionaries(st.sampled_from(list(StepPart)), st.floats(0, 1e4))
 

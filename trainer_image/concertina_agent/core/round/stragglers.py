@@ -113,8 +113,28 @@ def _straggler(rank: int, replica: str, work: Mapping[int, Work]) -> Straggler:
     return Straggler(replica, rank, round(work[rank].per_step, 4), round(others_median, 4))
 
 
-def busy(seconds: Mapping[int, float]) -> Optional[Busy]:
-    """Return a summary of the ranks' seconds of work. Return None if any rank does not measure its work."""
-    if 0 not in seconds or min(seconds.values()) <= 0:
+def busy(rank_heartbeats: Mapping[int, tuple[Heartbeat, Heartbeat]]) -> Optional[Busy]:
+    """Return a summary of the ranks' seconds of work, up to the last step that all ranks have reported.
+
+    Heartbeats of different replicas arrive at different times. Without a common step, the last step of the rank that
+    reported first would count as time in which all ranks waited for it.
+
+    Return None if a rank does not measure its work, or if a rank's heartbeats are all of later steps.
+
+    Args:
+        rank_heartbeats: The last two heartbeats of each rank with different steps, keyed by rank. They are the same
+            heartbeat for a rank that has reported one step.
+    """
+    if 0 not in rank_heartbeats or min(last.busy for _, last in rank_heartbeats.values()) <= 0:
         return None
+    step = min(last.step for _, last in rank_heartbeats.values())
+    if any(before.step > step for before, _ in rank_heartbeats.values()):
+        return None
+    seconds = {rank: _busy_at(step, *heartbeats) for rank, heartbeats in rank_heartbeats.items()}
     return Busy(round(seconds[0], 3), round(statistics.median(seconds.values()), 3), round(max(seconds.values()), 3))
+
+
+def _busy_at(step: int, before: Heartbeat, last: Heartbeat) -> float:
+    """Return a rank's seconds of work up to a step from `before.step` to `last.step`, by linear interpolation."""
+    steps = last.step - before.step
+    return before.busy + (last.busy - before.busy) * (step - before.step) / steps if steps else last.busy

@@ -145,6 +145,8 @@ class RankHeartbeat:
     heartbeat: Heartbeat
     moved_at: float
     """Time of the last progress, by the coordinator's clock."""
+    before: Heartbeat
+    """Last heartbeat of an earlier step; the present heartbeat if there is none."""
 
 
 class Watchdog:
@@ -172,12 +174,16 @@ class Watchdog:
         return self._hung_at is not None
 
     def on_heartbeats(self, replica: str, heartbeats: tuple[Heartbeat, ...], now: float) -> None:
+        last_heartbeats = dict(self._rank_heartbeats)
         for rank in self._ranks.get(replica, ()):
             if rank in self._rank_heartbeats and self._rank_heartbeats[rank].replica == replica:
                 del self._rank_heartbeats[rank]
         self._ranks[replica] = tuple(heartbeat.rank for heartbeat in heartbeats)
         for heartbeat in heartbeats:
-            self._rank_heartbeats[heartbeat.rank] = RankHeartbeat(replica, heartbeat, now - heartbeat.still)
+            before, last = heartbeat, last_heartbeats.get(heartbeat.rank)
+            if last is not None and last.heartbeat.busy > 0:
+                before = last.before if heartbeat.step == last.heartbeat.step else last.heartbeat
+            self._rank_heartbeats[heartbeat.rank] = RankHeartbeat(replica, heartbeat, now - heartbeat.still, before)
 
     def step_took(self, seconds: float) -> None:
         if seconds > 0:
@@ -190,11 +196,12 @@ class Watchdog:
             for rank, rank_heartbeat in self._rank_heartbeats.items()
         }
         if now >= self._busy_at + BUSY_SECONDS:
-            self._busy_at, self.busy = (
-                now,
-                busy({rank: heartbeat.busy for rank, (_, heartbeat) in rank_heartbeats.items()}),
-            )
+            self._busy_at = now
+            self.busy = self._busy() or self.busy
         return self._hangs(now) | self.stragglers.check(rank_heartbeats, now)
+
+    def _busy(self) -> Optional[Busy]:
+        return busy({rank: (last.before, last.heartbeat) for rank, last in self._rank_heartbeats.items()})
 
     def _hangs(self, now: float) -> bool:
         before = self.hang

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from concertina_agent.core.round.stragglers import IN_A_ROW, WINDOW_SECONDS, WINDOW_STEPS, Stragglers, Work, late
-from concertina_protocol import Heartbeat, Straggler
+from concertina_agent.core.round.watchdog import BUSY_SECONDS, Watchdog
+from concertina_protocol import Heartbeat, Limits, Straggler
 
 
 @pytest.mark.parametrize(
@@ -82,3 +83,37 @@ def test_one_slow_window_names_nobody() -> None:
 def test_without_a_factor_none_is_looked_for() -> None:
     play = Play(factor=None)
     assert not play.run(10 * WINDOW_SECONDS, 0.05, 0.05, 0.2)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=30),
+    st.floats(0.1, 60),
+    st.floats(0.1, 60),
+)
+def test_heartbeats_that_arrive_at_different_times_make_no_rank_slow(
+    reports: list[tuple[int, int]], first: float, second: float
+) -> None:
+    """Each report is of one replica, after more steps of all ranks. Ranks 0 and 1 work alike, rank 2 more in a step."""
+    dog, step, now = Watchdog(Limits()), 1, 0.0
+    seconds = [first, first, first + second]
+    for steps, replica in [(0, 0), (0, 1), (0, 2), *reports]:
+        step, now = step + steps, now + BUSY_SECONDS
+        heartbeat = Heartbeat(replica, step, "computing", 0.0, round((step - 1) * seconds[replica], 3))
+        dog.on_heartbeats(f"job-{replica}", (heartbeat,), now)
+        dog.check(now)
+        if dog.busy is not None:
+            common = dog.busy.coordinator / first
+            assert dog.busy.median == pytest.approx(dog.busy.coordinator, abs=0.01)
+            assert dog.busy.most == pytest.approx(common * (first + second), rel=0.01, abs=0.01)
+
+
+def test_a_summary_needs_the_work_of_all_ranks_up_to_one_step() -> None:
+    dog = Watchdog(Limits())
+    dog.on_heartbeats("job-0", (Heartbeat(0, 7, "computing", 0.0, 60.0),), 1.0)
+    dog.on_heartbeats("job-1", (Heartbeat(1, 6, "computing", 0.0, 50.0),), 1.0)
+    dog.check(BUSY_SECONDS)
+    assert dog.busy is None, "the work of rank 0 up to step 6 is unknown"
+    dog.on_heartbeats("job-1", (Heartbeat(1, 8, "computing", 0.0, 70.0),), 3.0)
+    dog.check(2 * BUSY_SECONDS)
+    assert dog.busy is not None
+    assert (dog.busy.coordinator, dog.busy.most) == (60.0, 60.0)
