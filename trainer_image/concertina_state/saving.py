@@ -65,6 +65,13 @@ class SaveDecision:
     """Outcome of the round, or None if the round continues after this step."""
 
 
+BEST_SECONDS = 900.0
+"""Seconds for which the end of a run waits for the upload of its best checkpoint.
+
+It is less than the time for which the agents let a rank save before they report a hang.
+"""
+
+
 @dataclasses.dataclass(frozen=True)
 class SavePolicy:
     steps: int
@@ -308,6 +315,8 @@ class Saving:
         """
         started = time.perf_counter()
         self._after_step(started, decision)
+        if decision.outcome is Outcome.COMPLETE and self.uploading_best is not None:
+            self._finish_upload_of_best()
         if decision.snapshot:
             self._take(decision, position, skipped, trend)
         took = time.perf_counter() - started
@@ -318,6 +327,20 @@ class Saving:
         self.seconds += took
         if decision.outcome is None:
             self._snapshots.make_room()
+
+    def _finish_upload_of_best(self) -> None:
+        """Wait until this rank's shard of the best checkpoint is in storage. The run's last checkpoint would end its
+        upload.
+        """
+        deadline = time.monotonic() + BEST_SECONDS
+        while self._snapshots.shipping and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if self._snapshots.shipping:
+            print(
+                f"the best checkpoint, that of step {self._best_step}, is not kept: its upload took more than "
+                f"{BEST_SECONDS:.0f} s after the last step",
+                flush=True,
+            )
 
     def _after_step(self, now: float, decision: SaveDecision) -> None:
         """Report the duration of the last step to the Pace, which limits the cost of snapshots.

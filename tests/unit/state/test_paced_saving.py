@@ -1,6 +1,7 @@
 """Steps in which the bundled trainer takes snapshots, in virtual time: `Saving` with a pace and a state of one byte."""
 
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -71,8 +72,9 @@ class Loop:
 
     def __init__(self, folder, monkeypatch, stall=0.0, device_seconds=0.0, every=1, overhead=0.01, checkpoints=None):
         self.clock = Clock()
-        time = SimpleNamespace(perf_counter=self.clock.perf_counter, time=lambda: 0.0)
-        monkeypatch.setattr(saving_module, "time", time)
+        clocks = {"perf_counter": self.clock.perf_counter, "time": lambda: 0.0}
+        real = {"monotonic": time.monotonic, "sleep": time.sleep}
+        monkeypatch.setattr(saving_module, "time", SimpleNamespace(**clocks, **real))
         self.state, self.agent = State(self.clock, stall, device_seconds), Agent()
         self.snapshots = Snapshots(folder, self.state)
         metadata = ShardMetadata(SnapshotId(1, 0, "l", 1), 0, 0, "", "")
@@ -193,6 +195,23 @@ def test_the_best_step_gets_a_checkpoint_unless_the_upload_of_the_best_before_wo
     assert best(9) == (True, None)
     ended = loop.saving.amended(loop.saving.decide(10, loop.saving.local_flags()), complete=True, best=False)
     assert (ended.outcome, ended.snapshot, ended.durable) == (Outcome.COMPLETE, True, True)
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_the_last_checkpoint_waits_for_the_upload_of_the_best(tmp_path, monkeypatch, capsys, arrives):
+    monkeypatch.setattr(saving_module, "BEST_SECONDS", 60.0 if arrives else 0.1)
+    loop = Loop(tmp_path, monkeypatch, checkpoints=1000)
+    loop.train(2)
+    first = loop.saving.decide(3, loop.saving.local_flags())
+    loop.saving.save(loop.saving.amended(first, complete=False, best=True), 3)
+    last = loop.saving.amended(loop.saving.decide(4, loop.saving.local_flags()), complete=True, best=False)
+    arrival = threading.Timer(0.2, (tmp_path / "shipping-3").unlink)
+    if arrives:
+        arrival.start()
+    loop.saving.save(last, 4)
+    assert (tmp_path / "shipping-3").exists() is not arrives
+    assert (tmp_path / "shipping-4").exists()
+    assert ("step 3, is not kept" in capsys.readouterr().out) is not arrives
 
 
 def test_without_storage_a_best_step_is_no_checkpoint(tmp_path, monkeypatch):
