@@ -638,7 +638,8 @@ class JobSpec(Model):
         default=None,
         ge=0,
         le=315360000,
-        description="Seconds after its end at which the job is deleted. Absent: the job is not deleted.",
+        description="Seconds after its end at which the job is deleted, but not before its evaluationJobs have ended. "
+        "Absent: the job is not deleted.",
     )
     clean_pod_policy: CleanPodPolicy = Field(
         default=CleanPodPolicy.RUNNING,

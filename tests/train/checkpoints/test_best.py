@@ -17,6 +17,7 @@ from concertina_state.checkpoints.rollback import undo
 from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import Continued
 from concertina_state.objects.prefix import ObjectPrefix
+from concertina_trainer.state.weights import is_checkpoint
 
 
 @pytest.fixture
@@ -102,3 +103,13 @@ def test_without_any_loss_there_is_none(uri, save):
     save(10, None)
     with pytest.raises(InvalidInput, match="no checkpoint of a step that was evaluated"):
         resolve(f"{uri}/BEST")
+
+
+def test_a_folder_of_weights_may_have_the_same_name(uri, save, tmp_path):
+    save(10, 1.0)
+    weights = tmp_path / "models" / "BEST"
+    weights.mkdir(parents=True)
+    assert is_checkpoint(f"{uri}/BEST")
+    assert not is_checkpoint(f"file://{weights}"), "its parent is no run"
+    with pytest.raises(InvalidInput, match="neither a checkpoint"):
+        resolve(f"file://{weights}")

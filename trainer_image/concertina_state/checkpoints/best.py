@@ -13,7 +13,7 @@ from typing import Optional
 
 from concertina_protocol import BestCheckpoint, Undone
 from concertina_state.checkpoints import manifest as manifests
-from concertina_state.checkpoints.latest import Latest, read_all_of_latest
+from concertina_state.checkpoints.latest import LATEST, Latest, read_all_of_latest
 from concertina_state.checkpoints.manifest import NAME, CheckpointKey, Manifest
 from concertina_state.checkpoints.retention import found
 from concertina_state.errors import InvalidInput
@@ -63,9 +63,19 @@ def best_in(folder: ObjectPrefix, is_void: IsVoid) -> BestCheckpoint | None:
     return best_of(sorted(whole, key=lambda manifest: (manifest.at, manifest.id.round, manifest.id.step)))
 
 
-def names_best(uri: str) -> bool:
-    """Return whether a URI stands for the best checkpoint of a run's folder."""
-    return uri.rstrip("/").endswith(f"/{BEST}")
+def run_of_best(uri: str) -> ObjectPrefix | None:
+    """Return the folder of the run whose best checkpoint a URI stands for, or None if the URI names another folder.
+
+    Files of weights may be in a folder with the same name.
+
+    Raises:
+        StorageError: When durable storage can't be read.
+    """
+    parent, _, name = uri.rstrip("/").rpartition("/")
+    if name != BEST:
+        return None
+    run = ObjectPrefix(parent)
+    return run if run.get(LATEST) is not None else None
 
 
 def best_uri(folder: ObjectPrefix) -> str:

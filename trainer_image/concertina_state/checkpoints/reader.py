@@ -12,7 +12,7 @@ from concertina_protocol import SnapshotId
 from concertina_protocol.codec.typed_json import parse_json
 from concertina_protocol.sidecar import Damaged
 from concertina_state.checkpoints import manifest as manifests
-from concertina_state.checkpoints.best import BEST, best_uri, names_best
+from concertina_state.checkpoints.best import best_uri, run_of_best
 from concertina_state.checkpoints.latest import read_latest
 from concertina_state.checkpoints.manifest import BLOCK, Manifest, ShardFile, StoredSidecar
 from concertina_state.checkpoints.retention import lease
@@ -208,8 +208,8 @@ def resolve(uri: str) -> str:
         InvalidInput: When `uri` is neither a checkpoint's folder nor the folder of a run that has a checkpoint.
         StorageError: When durable storage can't be read.
     """
-    if names_best(uri):
-        return best_uri(ObjectPrefix(uri.rstrip("/").removesuffix(f"/{BEST}")))
+    if (run := run_of_best(uri)) is not None:
+        return best_uri(run)
     folder = ObjectPrefix(uri)
     if folder.get(manifests.NAME) is not None:
         return folder.uri

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from concertina_protocol import SnapshotId
 from concertina_protocol.codec.typed_json import MOST
 from concertina_protocol.sidecar import Damaged
-from concertina_state.checkpoints.best import names_best
+from concertina_state.checkpoints.best import run_of_best
 from concertina_state.checkpoints.latest import LATEST
 from concertina_state.checkpoints.manifest import NAME
 from concertina_state.checkpoints.reader import StoredCheckpoint, StoredShard, resolve
@@ -230,7 +230,7 @@ def is_checkpoint(uri: str) -> bool:
     """Return whether `uri` is a checkpoint of this project or a run's folder, and not files of weights."""
     if uri.endswith(ENDING):
         return False
-    if names_best(uri):
+    if run_of_best(uri) is not None:
         return True
     folder = ObjectPrefix(uri)
     return folder.get(NAME) is not None or folder.get(LATEST) is not None

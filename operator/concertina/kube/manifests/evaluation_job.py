@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concertina.api.spec import EvaluationJob
-from concertina.kube.manifests.names import MANAGED_BY, labels, owner
+from concertina.kube.manifests.names import JOB, JOB_UID, MANAGED_BY, labels, owner
 from concertina.kube.resources import Raw
 from concertina.plan.actions import CreateEvaluationJob
 from concertina.plan.observed import JobView
@@ -17,8 +17,15 @@ EVALUATES = "concertina.dev/evaluates"
 def evaluation_job_manifest(job: JobView, spec: EvaluationJob, template: Raw, create: CreateEvaluationJob) -> Raw:
     """Return the manifest of the Job for a checkpoint.
 
-    The pod has the labels of its template, but not those by which the operator finds the pods that train. `template` is
-    the PodTemplate. The API server sets restartPolicy Always in a PodTemplate, which a Job can't have.
+    The Job has the labels of the PodTemplate, for example that of a queue, and the pod those of the template in it.
+    Labels by which the operator finds its own objects are left out. The API server sets restartPolicy Always in a
+    PodTemplate, which a Job can't have.
+
+    Args:
+        job: The TrainingJob.
+        spec: The field `spec.evaluationJob`.
+        template: The PodTemplate.
+        create: Name of the Job, and its checkpoint.
     """
     pod: Raw = template.get("template") or {}
     pod_spec: Raw = pod.get("spec") or {}
@@ -30,18 +37,21 @@ def evaluation_job_manifest(job: JobView, spec: EvaluationJob, template: Raw, cr
         if pod_spec.get(field)
     }
     restart = pod_spec.get("restartPolicy")
-    own = {key: value for key, value in (metadata.get("labels") or {}).items() if key not in MANAGED_BY}
     deadline = spec.active_deadline_seconds
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": create.name, "labels": labels(job), "ownerReferences": [owner(job)]},
+        "metadata": {
+            "name": create.name,
+            "labels": {**_labels(template), **labels(job)},
+            "ownerReferences": [owner(job)],
+        },
         "spec": {
             "backoffLimit": spec.backoff_limit,
             **({} if deadline is None else {"activeDeadlineSeconds": deadline}),
             "template": {
                 "metadata": {
-                    "labels": {**own, EVALUATES: job.name[:63].rstrip("-.")},
+                    "labels": {**_labels(pod), EVALUATES: job.name[:63].rstrip("-.")},
                     "annotations": metadata.get("annotations") or {},
                 },
                 "spec": {
@@ -52,6 +62,11 @@ def evaluation_job_manifest(job: JobView, spec: EvaluationJob, template: Raw, cr
             },
         },
     }
+
+
+def _labels(template: Raw) -> dict[str, str]:
+    labels = (template.get("metadata") or {}).get("labels") or {}
+    return {key: value for key, value in labels.items() if key not in {*MANAGED_BY, JOB, JOB_UID}}
 
 
 def _with_variables(container: Raw, variables: dict[str, str]) -> Raw:

@@ -6,6 +6,7 @@ from concertina.api.status import ConditionType
 from concertina.plan.actions import DeleteJob
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Failure, Phase, Pods
+from concertina.plan.lifecycle import evaluation_jobs
 from concertina.plan.observed import PodPhase
 from concertina.plan.recovery import escalation
 from concertina.plan.state import restore
@@ -15,13 +16,17 @@ ENDED = {ConditionType.COMPLETE: Phase.COMPLETE, ConditionType.FAILED: Phase.FAI
 
 
 def ended(ctx: JobContext) -> Decision | None:
-    """Leave a job that is Complete or Failed unchanged, and delete it after `spec.ttlSecondsAfterFinished`."""
+    """Leave a job that is Complete or Failed unchanged, and delete it after `spec.ttlSecondsAfterFinished`.
+
+    The deletion waits for the Jobs that evaluate its checkpoints, because they are deleted with it.
+    """
     for type, phase in ENDED.items():
         condition = ctx.status.condition(type)
         if condition and condition.status == "True":
             seconds_left = ctx.time_to_live
+            evaluated = not any(mark.state in evaluation_jobs.UNFINISHED for mark in ctx.status.evaluation_jobs)
             due = seconds_left is not None and seconds_left <= 0 and not ctx.observed.job.deleting
-            actions = (DeleteJob(),) if due else ()
+            actions = (DeleteJob(),) if due and evaluated else ()
             recheck = seconds_left if seconds_left is not None and seconds_left > 0 else None
             return Decision(
                 phase, condition.reason, condition.message, actions=actions, recheck=recheck, pods=Pods.ENDED

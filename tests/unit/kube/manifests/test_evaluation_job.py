@@ -6,6 +6,7 @@ from builders.manifests import job
 from concertina.api.spec import EvaluationJob
 from concertina.api.status import EvaluationJobState
 from concertina.kube.manifests.evaluation_job import evaluation_job_manifest
+from concertina.kube.manifests.names import JOB_UID, labels
 from concertina.kube.parse.evaluation_jobs import evaluation_job_view
 from concertina.kube.parse.views import job_view
 from concertina.plan.actions import CreateEvaluationJob
@@ -22,7 +23,11 @@ def test_its_pods_have_the_checkpoint_and_are_not_taken_for_pods_that_train() ->
         "env": [{"name": "CONCERTINA_CHECKPOINT_STEP", "value": "7"}, {"name": "X"}],
     }
     template = {
-        "metadata": {"name": "score"},
+        "metadata": {
+            "name": "score",
+            "labels": {"kueue.x-k8s.io/queue-name": "tests", JOB_UID: "another"},
+            "annotations": {"a": "b"},
+        },
         "template": {
             "metadata": {"labels": {"app": "a", "app.kubernetes.io/managed-by": "concertina"}},
             "spec": {"restartPolicy": "Always", "containers": [container], "initContainers": [{"name": "b"}]},
@@ -38,6 +43,7 @@ def test_its_pods_have_the_checkpoint_and_are_not_taken_for_pods_that_train() ->
     assert pod["spec"]["initContainers"] == [{"name": "b", "env": variables}]
     assert pod["spec"]["restartPolicy"] == "Never", "Always is the default of PodTemplates, and no Job may have it"
     assert pod["metadata"]["labels"] == {"app": "a", "concertina.dev/evaluates": VIEW.name}
+    assert made["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "tests", **labels(VIEW)}
     assert made["metadata"]["ownerReferences"][0]["uid"] == VIEW.uid
     assert made["spec"]["backoffLimit"] == 2
     assert "activeDeadlineSeconds" not in made["spec"]

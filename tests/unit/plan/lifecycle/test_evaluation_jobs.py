@@ -9,7 +9,7 @@ import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.status import EvaluationJobState
-from concertina.plan.actions import CreateEvaluationJob, DeleteEvaluationJob, Plan
+from concertina.plan.actions import CreateEvaluationJob, DeleteEvaluationJob, DeleteJob, Plan
 from concertina.plan.lifecycle.evaluation_jobs import LOOK_SECONDS
 from concertina.plan.observed import EvaluationJobView, JobObservation
 from concertina.plan.plan import plan
@@ -129,6 +129,23 @@ def test_the_last_checkpoint_gets_its_job_after_the_end_and_none_is_made_for_a_j
     seen = after(seen, made, {})
     assert written(plan(seen, T0 + 14)) == [CreateEvaluationJob(name(100), "s3://bucket/run/100", 100)]
     assert written(plan(replace(seen, job=replace(seen.job, deleting=True)), T0 + 14)) == []
+
+
+def test_a_job_with_a_time_to_live_is_deleted_once_its_last_checkpoint_is_evaluated() -> None:
+    seen = training(100)
+    spec = seen.job.spec.model_copy(update={"ttl_seconds_after_finished": 0})
+    report = jobs.coordinator_report(
+        storage=protocol.Storage("Ready", protocol.Durable(jobs.UID, 1, 100, "s3://bucket/run/100", at=T0 + 12)),
+        state=protocol.State.SUCCEEDED,
+    )
+    agent = replace(seen.agents["demo-0-0"], report=report)
+    seen = replace(seen, job=replace(seen.job, spec=spec), agents={**seen.agents, "demo-0-0": agent})
+    made = plan(seen, T0 + 13)
+    for views in ({}, {name(100): RUNNING}, {name(100): SUCCEEDED}):
+        seen = after(seen, made, views)
+        made = plan(seen, T0 + 14)
+        assert DeleteJob() not in made.actions
+    assert DeleteJob() in plan(after(seen, made, {name(100): SUCCEEDED}), T0 + 15).actions
 
 
 def test_names_of_long_jobs_fit_into_a_label() -> None:
