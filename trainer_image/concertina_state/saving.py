@@ -329,8 +329,9 @@ class Saving:
             self._snapshots.make_room()
 
     def _finish_upload_of_best(self) -> None:
-        """Wait until this rank's shard of the best checkpoint is in storage. The run's last checkpoint would end its
-        upload.
+        """Wait until this rank's shard of the best checkpoint is in storage.
+
+        The upload of the run's last checkpoint would end the upload of this shard.
         """
         deadline = time.monotonic() + BEST_SECONDS
         while self._snapshots.shipping and time.monotonic() < deadline:
