@@ -132,14 +132,19 @@ def world_below_minimum(evidence: JobEvidence) -> Finding | None:
     ):
         return None
     min_replicas = evidence.spec.min_replicas if evidence.spec else 1
-    ready = evidence.status.condition(ConditionType.READY)
-    return critical(
-        Problem.WORLD_BELOW_MINIMUM,
+    ready, failure = evidence.status.condition(ConditionType.READY), evidence.status.last_failure
+    sentence = (
         f"the job needs {min_replicas} replicas and waits for them ({waiting:.0f} s of {window.of}): "
-        f"{ready.message if ready else ''}",
-        "run `kubectl describe pod` for the pending pods and check nodes, quota and taints"
-        + (". With a smaller elastic.minReplicas, the job continues with fewer replicas" if min_replicas > 1 else ""),
+        f"{ready.message if ready else ''}"
     )
+    advice = (
+        "run `kubectl describe pod` for the pending pods and check nodes, quota and taints"
+        + (". With a smaller elastic.minReplicas, the job continues with fewer replicas" if min_replicas > 1 else "")
+    )  # fmt: skip
+    if failure is not None and evidence.age(failure.at) <= RECENT_SECONDS:
+        sentence += f". The last failure, {duration(evidence.age(failure.at))} ago: {failure.reason}: {failure.message}"
+        advice = f"fix the cause of the last failure. If pods are pending, {advice}"
+    return critical(Problem.WORLD_BELOW_MINIMUM, sentence, advice)
 
 
 def operator_down(evidence: JobEvidence) -> Finding | None:

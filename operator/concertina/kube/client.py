@@ -361,7 +361,9 @@ class Client:
             async with connecting as socket:
                 yield socket
         except aiohttp.WSServerHandshakeError as error:
-            raise from_status(error.status, f"{path}: {error.message}".encode()) from error
+            # A handshake has no body. Without this one, status 404 would mean that the API does not exist.
+            body = json.dumps({"message": f"{path} was refused with HTTP status {error.status}"})
+            raise from_status(error.status, body.encode()) from error
         except _LOST as error:
             raise Unreachable(0, "StreamLost", f"{path} broke: {_why(error)}") from error
 

@@ -357,3 +357,12 @@ def test_memory_is_measured_by_its_limit(limit: str | None) -> None:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_a_status_without_anything_is_no_problem_to_any(check: Callable[[JobEvidence], object]) -> None:
     check(JobEvidence(spec=None, status=JobStatus(), at=NOW, created=NOW))
+
+
+def test_a_job_whose_replicas_fail_at_once_is_advised_about_the_failure_and_not_about_nodes() -> None:
+    failure = LastFailure(at=ago(5), reason="StartFailed", message="The command 'pyton' can't be started", round=1)
+    waiting = status("Waiting", goodput=seconds(waiting=60, startup=10), last_failure=failure)
+    finding = diagnose(evidence(waiting)).findings[0]
+    assert finding.problem is Problem.WORLD_BELOW_MINIMUM
+    assert "StartFailed: The command 'pyton'" in finding.sentence
+    assert finding.advice.startswith("fix the cause of the last failure")

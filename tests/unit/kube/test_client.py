@@ -17,7 +17,7 @@ from builders.counted import counted
 from builders.until import until_async
 from concertina.kube import access
 from concertina.kube.client import Client
-from concertina.kube.errors import ApiError, Unauthorized, Unreachable
+from concertina.kube.errors import ApiError, NotFound, Unauthorized, Unreachable
 from concertina.kube.execute import execute
 from concertina.kube.resources import PODS
 from concertina.local.control_plane.certificates import ClusterAuthority
@@ -130,6 +130,15 @@ def test_what_is_no_answer_is_told_as_one_that_is_lost(tmp_path: Path, reply: by
                 with pytest.raises(ApiError):
                     async with client.websocket("/exec", [], "v4.channel.k8s.io"):
                         pass
+
+    asyncio.run(scenario())
+
+
+def test_a_pod_that_is_gone_is_no_api_that_is_missing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with answering(tmp_path, [web.Response(status=404)]) as client:
+            with pytest.raises(NotFound, match="pods/gone/exec was refused with HTTP status 404"):
+                await execute(client, "default", "gone", "trainer", ["true"])
 
     asyncio.run(scenario())
 

@@ -48,11 +48,26 @@ def succeeded(ctx: JobContext) -> Decision | None:
         workers = ctx.world.workers
         all_of_them = "the only worker" if workers == 1 else f"all {workers} workers"
         have = "has" if workers == 1 else "have"
-        message = f"{all_of_them} of round {ctx.world.round} {have} ended with exit code 0"
+        message = f"{all_of_them} of round {ctx.world.round} {have} ended with exit code 0{_without(ctx)}"
         if stopped := _stop_reason(ctx):
             return Decision(Phase.COMPLETE, "StoppedEarly", f"{stopped}; {message}", pods=Pods.ENDED)
         return Decision(Phase.COMPLETE, "Succeeded", message, pods=Pods.ENDED)
     return None
+
+
+def _without(ctx: JobContext) -> str:
+    """Return the part of the message that names the replicas without which the job has completed, if there are any.
+
+    A bug that affects one rank only would otherwise stay unnoticed, because a smaller world completes without it.
+    """
+    missing, failure = ctx.spec.replicas - len(ctx.world.members), ctx.status.last_failure
+    if missing <= 0 or failure is None:
+        return ""
+    of = f" of {failure.replica}" if failure.replica else ""
+    return (
+        f", without {missing} of {ctx.spec.replicas} replicas. The last failure{of} was {failure.reason}: "
+        f"{failure.message}"
+    )
 
 
 def _stop_reason(ctx: JobContext) -> str:

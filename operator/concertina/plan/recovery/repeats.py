@@ -141,7 +141,11 @@ def sentence(ctx: JobContext, failed: Restart, failure_message: str) -> str:
     where = f"at step {failed.step}" if ctx.status.progress else "soon after its start"
     saved = ctx.status.last_checkpoint
     resumes = f"; it continues from its checkpoint of step {saved.step}" if saved else ""
+    if failed.reason == FailureReason.START_FAILED:
+        cause = "the command of spec.template can't be started. Correct the command or the image, then"
+    else:
+        cause = "this looks like a bug in the script. Fix it, then"
     return (
-        f"failed {times} times {where} with the same error; this looks like a bug in the script. Fix it, then "
-        f"delete the job and create it again{resumes}. The last failure: {failure_message}"
+        f"failed {times} times {where} with the same error; {cause} delete the job and create it again{resumes}. "
+        f"The last failure: {failure_message}"
     )

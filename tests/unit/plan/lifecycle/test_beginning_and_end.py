@@ -10,6 +10,7 @@ import pytest
 import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
+from concertina.api.restarts import LastFailure
 from concertina.api.status import JobStatus, rfc3339
 from concertina.api.world import Base
 from concertina.plan.actions import CreatePod, DeleteJob, DeletePod, EndPod, Plan
@@ -356,6 +357,26 @@ def test_the_deadline(after: float, phase: str) -> None:
         assert made.recheck_after == pytest.approx(20)
     else:
         assert condition(made, "Failed")[1] == "DeadlineExceeded"
+
+
+@pytest.mark.parametrize(("replicas", "missing"), [(4, True), (3, False)])
+def test_a_job_that_completes_without_a_replica_that_failed_says_so(replicas: int, missing: bool) -> None:
+    failure = LastFailure(
+        reason="WorkerFailed",
+        round=1,
+        message="Rank 3 exited with code 1: ValueError: three",
+        replica="demo-3-0",
+        at=rfc3339(T0),
+    )
+    seen = jobs.running(jobs.spec(replicas=replicas))
+    status = seen.job.status.model_copy(update={"last_failure": failure})
+    report = jobs.coordinator_report(state=protocol.State.SUCCEEDED)
+    agents = {**seen.agents, "demo-0-0": replace(seen.agents["demo-0-0"], report=report)}
+    made = plan(replace(seen, job=replace(seen.job, status=status), agents=agents), T0 + 15)
+    complete = made.status.condition("Complete")
+    assert complete is not None
+    said = "without 1 of 4 replicas. The last failure of demo-3-0 was WorkerFailed: Rank 3 exited with code 1"
+    assert (said in complete.message) is missing
 
 
 def test_after_its_end_pods_are_deleted_and_the_job_too_when_its_time_has_come() -> None:

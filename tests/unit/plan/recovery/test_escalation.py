@@ -360,6 +360,19 @@ def test_the_same_failure_three_times_at_one_step_stops_the_job() -> None:
     assert len(made.status.restarts.recent) == 3
 
 
+def test_a_command_that_cannot_be_started_is_no_bug_of_the_script() -> None:
+    message = "Workers could not be started: The command 'pyton' can't be started: No such file or directory."
+    before = (
+        entry("demo-0-0", reason="StartFailed", error=message),
+        entry("demo-2-0", reason="StartFailed", error=message),
+    )
+    made = failing(look_at(before).observed, T0 + 11, reason="StartFailed", message=message)
+    failed = made.status.condition("Failed")
+    assert failed.status == "True"
+    assert "can't be started. Correct the command or the image, then delete the job" in failed.message
+    assert "script" not in failed.message
+
+
 @pytest.mark.parametrize(
     ("rollback", "ends"), [(None, True), (protocol.Rollback(30, ((0, 64),)), False)], ids=["stopped", "rolled back"]
 )
