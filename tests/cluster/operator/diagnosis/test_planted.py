@@ -49,6 +49,10 @@ def planted(jobs: Jobs, data: Path, tmp_path_factory: pytest.TempPathFactory, re
     explodes = {"learningRate": 10.0, "weightDecay": 10.0, "warmupSteps": 0}
     bundled(jobs, data, "explodes", trainer={"optimizer": explodes})
     jobs.create("tells-nan", REPORTS_NAN)
+    jobs.create("raises", "raise ValueError('no such sample')")
+    absent = {"name": "trainer", "image": "concertina/trainer:test", "command": ["pyton", "train.py"]}
+    jobs.create("no-command", pod={"containers": [absent]})
+    jobs.create("nowhere", "pass", pod={"nodeSelector": {"disk": "absent"}})
     return jobs
 
 
@@ -59,6 +63,9 @@ GATE = {
         "one-is-slow",
         lambda jobs: jobs.wait("one-is-slow", lambda job: job.get("status", {}).get("stragglers")),
     ),
+    "A script that raises an exception": ("raises", lambda jobs: jobs.wait_true("raises", "Failed")),
+    "A command that can't be started": ("no-command", lambda jobs: jobs.wait_true("no-command", "Failed")),
+    "Pods that can't be scheduled": ("nowhere", lambda jobs: jobs.wait_reason("nowhere", "Waiting")),
     "The loss is not finite": ("explodes", lambda jobs: jobs.wait_true("explodes", "Failed")),
 }
 """Jobs by heading, each with the condition to wait for."""
