@@ -1,7 +1,8 @@
 """Choice of memory settings, such as the micro-batch size, for fields that the job's spec does not set.
 
 A run that resumes uses the settings that are saved with its state. A new run uses the fastest settings with which
-training fits into the devices' memory.
+training fits into the devices' memory. A job that resumes the run of another job, perhaps on other devices, is refused
+if these settings do not fit.
 
 The settings determine the order in which numbers are added, so they are the same on all ranks and in all rounds of a
 run (decision "The first worker chooses what fits"). They are chosen for the smallest number of ranks that the job
@@ -30,6 +31,7 @@ from concertina_trainer.ladder import GIB
 from concertina_trainer.layouts import frees_weights
 from concertina_trainer.model.own import OwnSpec
 from concertina_trainer.parallel.group import DistContext, of_first_rank
+from concertina_trainer.state.restore import Recorded
 
 DEVICE_BYTES = "CONCERTINA_DEVICE_BYTES"
 """Environment variable: bytes of a device's memory that a worker may use. Default: the size of the device."""
@@ -58,7 +60,7 @@ def fitted(
     config: TrainerConfig,
     own: OwnSpec | None,
     reader: Reader,
-    recorded: TrainerConfig | None,
+    saved: Recorded,
     world: DistContext,
     check: Callable[[], None],
 ) -> Fitted:
@@ -68,19 +70,22 @@ def fitted(
         config: Configuration of the job.
         own: Custom model, or None for the decoder.
         reader: Reader of the data.
-        recorded: Configuration that was saved with the state from which the round continues, or None for a new run.
+        saved: Facts that were saved with the state from which the round continues.
         world: This rank's position in the round.
         check: Function that raises if the round is over.
 
     Raises:
-        DoesNotFit: When a new run does not fit into the memory of the smallest device with any settings.
+        DoesNotFit: When a new run does not fit into the memory of the smallest device with any settings, or the run of
+            another job with its saved settings.
         InvalidInput: When the value of an environment variable is invalid.
     """
-    default = _default(recorded or config, own, world)
-    if recorded is not None or not (device_bytes := least_memory(world)):
+    default = _default(saved.config or config, own, world)
+    is_same_job = saved.config is not None and not saved.of_another_job
+    if is_same_job or not (device_bytes := least_memory(world)):
         return Fitted(default.filled(config), default.chosen(config))
+    planned = config if saved.config is None else default.filled(config)
     # The model is known by now. With `from`, the planning process would not apply the rules on its sizes.
-    described = config.model_copy(update={"model": config.model.model_copy(update={"from_": None})})
+    described = planned.model_copy(update={"model": planned.model.model_copy(update={"from_": None})})
     request = {
         "trainer": described.model_dump(mode="json", by_alias=True, exclude_none=True),
         "data": own
@@ -91,21 +96,22 @@ def fitted(
     }
     answer = of_first_rank(world, _planned(request, check) if world.rank == 0 else None)
     if isinstance(answer, str):
+        origin = "for a CPU" if saved.config is None else "of the job that saved the state"
         note = (
-            "the memory of this model can't be planned, so the trainer uses the settings for a CPU: "
-            f"{default}. {answer}"
+            f"the memory of this model can't be planned, so the trainer uses the settings {origin}: {default}. {answer}"
         )
         return Fitted(default.filled(config), default.chosen(config), note)
     choice = MemoryChoice.parsed(answer["choice"])
     room = f"{device_bytes / GIB:.1f} GiB of the smallest device, with {request['size']} ranks"
     if answer["peak"] > device_bytes:
-        used = MemoryChoice.of(choice.filled(config), frees_weights=False)
+        used = MemoryChoice.of(choice.filled(planned), frees_weights=False)
         raise DoesNotFit(
             f"this model needs {answer['peak'] / GIB:.1f} GiB on a device with {used}, but there are only "
             f"{room}. {_advice(answer['remedies'])}"
         )
     note = f"settings for {room}: {choice}; the planned peak is {answer['peak'] / GIB:.1f} GiB"
-    return Fitted(choice.filled(config), choice.chosen(config), note if absent(config) else "")
+    made = default if saved.config is not None else choice
+    return Fitted(choice.filled(planned), made.chosen(config), note if absent(planned) else "")
 
 
 def _advice(remedies: list[str]) -> str:

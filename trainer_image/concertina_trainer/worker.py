@@ -303,7 +303,7 @@ def build(
             f"{config.model.vocab_size}: set trainer.model.vocabSize to {reader.vocab_size}."
         )
     _check_data(config, reader.digest)
-    settings = fitted(config, own, reader, saved.config, world, check)
+    settings = fitted(config, own, reader, saved, world, check)
     reporter.note(settings.note)
     reporter.settings = settings.chosen
     config = settings.config

@@ -53,6 +53,14 @@ def test_a_job_keeps_the_settings_that_fit_its_first_devices(folder, parent, abs
     assert set(last.codes.values()) == {0}, last.output
     assert chosen(last) == chosen(first)
 
+    other = node.Job(
+        folder / "other", parent, absent, {"uri": f"file://{tmp_path}/other", "resumeFrom": durable.uri}, "u2"
+    )
+    other.environment = {DEVICE_BYTES: "1000"}
+    refused = other.run(1)
+    assert {fault.reason for fault in refused.faults.values()} == {"DoesNotFit"}, refused.output
+    assert "microBatchSize 7" in refused.faults[0].message, "the settings of the run that it continues"
+
 
 def test_a_job_that_cannot_fit_is_refused_with_what_would_make_it_fit(folder, parent, trainer):
     model = {"layers": 4, "dim": 64, "heads": 2, "kvHeads": 1, "sequenceLength": 2048}

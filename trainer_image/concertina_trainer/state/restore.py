@@ -119,6 +119,8 @@ class Recorded:
     """Configuration that the state was trained with, or None for a new run."""
     frozen: FrozenWeights | None = None
     """Frozen weights that are not a part of the state, or None if the state has all weights."""
+    of_another_job: bool = False
+    """True if another job, perhaps on other devices, saved the state."""
 
 
 NEW_RUN = Recorded()
@@ -157,12 +159,12 @@ def _recorded(
     if start.source == RestoreSource.STORAGE:
         assert start.durable is not None
         with _rolling_back(start, uid, checkpoint), opened(start.durable.uri) as stored:
-            return _recorded_in(stored.header(0))
+            return _recorded_in(stored.header(0), start.durable.uid != uid)
     if checkpoint is not None and checkpoint.resume_from:
         if final(lambda: is_dcp(checkpoint.resume_from)):
             return NEW_RUN
         with opened(final(lambda: resolve(checkpoint.resume_from))) as stored:
-            return _recorded_in(stored.header(0))
+            return _recorded_in(stored.header(0), of_another_job=True)
     if (
         checkpoint is not None
         and checkpoint.init_from
@@ -173,8 +175,8 @@ def _recorded(
     return NEW_RUN
 
 
-def _recorded_in(header: Header) -> Recorded:
-    return Recorded(_trainer_of(header), header.metadata.frozen)
+def _recorded_in(header: Header, of_another_job: bool = False) -> Recorded:
+    return Recorded(_trainer_of(header), header.metadata.frozen, of_another_job)
 
 
 def usable_start(start: Restore, uid: str, world: DistContext) -> Restore:
