@@ -103,7 +103,10 @@ def test_two_clusters_side_by_side(name: str, cluster: LocalCluster) -> None:
     assert all(cluster.running().values())
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+ENDS = "tests/cluster/local/test_lifetime.py::test_a_cluster_goes_down_with_its_owner[9]"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long(law=ENDS))])
 def test_a_cluster_goes_down_with_its_owner(name: str, number: signal.Signals) -> None:
     folder = state.directory(name)
     owner = subprocess.Popen(

@@ -71,6 +71,9 @@ def test_a_job_that_cannot_fit_is_refused_with_what_would_make_it_fit(folder, pa
     assert "raise elastic.minReplicas to at least 4 GPUs (0.5 GiB)" in message
 
 
+@pytest.mark.long(
+    law="tests/train/trainer/test_fitting.py::test_a_job_that_cannot_fit_is_refused_with_what_would_make_it_fit"
+)
 def test_a_described_model_that_cannot_fit_is_refused_too(folder, parent, trainer):
     """Three heads are no whole number for each rank of a tensor group of two, which is no remedy then."""
     model = families.made("qwen3", vocab_size=256, num_attention_heads=6, num_key_value_heads=3)

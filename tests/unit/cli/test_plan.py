@@ -288,6 +288,7 @@ def features(tmp_path: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.long(law="tests/unit/cli/test_plan.py::test_a_model_of_one_s_own_in_words")
 def test_a_model_of_one_s_own_is_planned_as_its_data_and_its_code_say(
     audio: None, features: str, tmp_path: Path
 ) -> None:

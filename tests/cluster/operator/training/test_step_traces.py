@@ -78,6 +78,7 @@ def test_a_script_that_reports_its_steps(jobs: Jobs, tmp_path: Path) -> None:
     assert any(event["name"] == "aten::mm" for event in json.loads(out.read_text())["traceEvents"])
 
 
+@pytest.mark.long(law="tests/unit/agent/core/test_drains.py::test_a_trace_that_can_not_be_is_refused")
 def test_a_script_that_tells_of_no_step_has_none(jobs: Jobs) -> None:
     jobs.create("a", script="import time; time.sleep(1000)")
     jobs.wait_true("a", "Running")
