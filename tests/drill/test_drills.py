@@ -30,6 +30,7 @@ SAME = {
     "kill-node": f"{RECOVERY}/test_faults.py::test_a_node_that_dies_without_a_word_and_comes_back[OnFailure]",
     "notice": "tests/cluster/operator/rounds/test_notices.py::test_a_taint_a_cordon_a_drain_and_a_deletion",
     "kill-coordinator": f"{PODS}/test_pods.py::test_a_sidecar_that_never_ends_holds_up_neither_success_nor_replacement",
+    "operator-kill": "tests/cluster/operator/controller/test_restarts.py::test_killed_between_any_two_writes[0]",
     "stop-node": f"{RECOVERY}/test_faults.py::test_a_node_that_dies_without_a_word_and_comes_back",
     "apiserver-restart": f"{RECOVERY}/test_faults.py::test_an_api_server_that_is_restarted",
     "hang": "tests/simulation/stories/test_verdicts.py::test_a_hang_is_found_and_its_replica_replaced_or_only_reported",

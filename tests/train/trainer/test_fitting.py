@@ -37,6 +37,9 @@ def test_without_a_gpu_a_job_has_the_same_settings_in_every_round(folder, parent
     assert "microBatchSize 8 -> 2" in last.output
 
 
+@pytest.mark.long(
+    law="tests/train/trainer/test_fitting.py::test_without_a_gpu_a_job_has_the_same_settings_in_every_round"
+)
 def test_a_job_keeps_the_settings_that_fit_its_first_devices(folder, parent, absent, tmp_path):
     """The micro-batch is the whole batch of the smallest world. A CPU would have another one."""
     job = node.Job(folder, parent, absent, {"uri": f"file://{tmp_path}/checkpoints"})

@@ -372,12 +372,8 @@ def test_what_is_routed_grows_with_the_load(parent, tmp_path, layout):
     assert even < 0.96 * total
 
 
-@pytest.mark.parametrize(
-    "layout",
-    long_but(
-        "fsdp", ("fsdp", "GPipe", "tensor", "interleaved", "experts x tensor"), "test_depth_and_microbatches_are_a_line"
-    ),
-)  # fmt: skip
+@pytest.mark.long(law=f"{FILE}::test_512_ranks_are_planned_in_one_process")
+@pytest.mark.parametrize("layout", ["fsdp", "GPipe", "tensor", "interleaved", "experts x tensor"])
 def test_depth_and_microbatches_are_a_line(monkeypatch, layout):
     parallelism = ParallelismConfig.model_validate((LAYOUTS | ROUTED)[layout])
     model = {"experts": EXPERTS} if layout in ROUTED else {}
@@ -394,7 +390,7 @@ def test_depth_and_microbatches_are_a_line(monkeypatch, layout):
         assert by_line == planning.memory(deep, parallelism, 4, 0)
 
 
-@pytest.mark.long(law="tests/train/trainer/test_planning.py::test_depth_and_microbatches_are_a_line[fsdp]")
+@pytest.mark.long(law=f"{FILE}::test_512_ranks_are_planned_in_one_process")
 def test_depth_is_a_line_where_the_backward_s_buffers_are_most_of_what_is_left(monkeypatch):
     """Gradients of two blocks are on their way while a third one's are computed: none before has as many."""
     deep = config(layers=14, batch=16, memory={"reshardAfterForward": "Always", "activations": "Recompute"})
@@ -417,6 +413,7 @@ def test_what_is_sent_while_it_is_multiplied_is_kept_as_products_are(activations
     assert formula == pytest.approx(counted, rel=FORMULA)
 
 
+@pytest.mark.long(law="tests/train/trainer/test_planning.py::test_real_ranks_take_what_is_planned[1F1B-4]")
 def test_gradients_wait_whole_only_where_gathered_weights_stay():
     never, always = (
         planning.memory(config(memory={"reshardAfterForward": how}), ParallelismConfig(), 4, 0)

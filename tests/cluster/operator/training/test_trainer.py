@@ -112,6 +112,7 @@ def test_a_storage_that_is_restarted_while_checkpoints_are_written(jobs: Jobs, s
     assert job["status"]["restarts"]["total"] == 0
 
 
+@pytest.mark.long(law="tests/drill/test_drills.py::test_the_drill_passes[storage-outage]")
 def test_a_requested_checkpoint_is_in_storage_when_the_command_returns(
     jobs: Jobs, storage: s3.Server, data: Path
 ) -> None:
