@@ -319,6 +319,9 @@ def test_a_model_of_one_s_own_in_words(audio: None, tmp_path: Path) -> None:
     assert re.search(r"^Shrunk to 2 replicas \(shard 2\): .* frames/s", done.stdout, re.MULTILINE)
 
 
+MISSING = "tests/unit/cli/test_plan.py::test_what_is_missing_to_plan_a_model_of_one_s_own_is_one_sentence"
+
+
 @pytest.mark.parametrize(
     ("model", "options", "sentence"),
     [
@@ -330,6 +333,7 @@ def test_a_model_of_one_s_own_in_words(audio: None, tmp_path: Path) -> None:
             {**OWN, "entrypoint": "no_such_package:spec"}, ("--vocab-size", 8), "can't be imported "
             "(ModuleNotFoundError: No module named 'no_such_package'): `concertina plan` runs it, so install its "
             "package, add its folder to PYTHONPATH, or plan in its image (--python 'docker run", id="package",
+            marks=pytest.mark.long(law=f"{MISSING}[data]"),
         ),
         pytest.param(MODEL, ("--field", "a=int64"), "--vocab-size and --field are for a model of", id="decoder"),
     ],
