@@ -165,6 +165,7 @@ def test_of_two_operators_one_stays_while_nodes_are_drained(release: Release) ->
     until(lambda: release.kubectl(*allowed) == "1/2", "a budget of one", lambda: release.kubectl(*allowed))
 
 
+@pytest.mark.long(law="tests/cluster/test_chart.py::test_another_operator_takes_over")
 def test_operators_leave_a_lost_node(release: Release) -> None:
     first = until(release.holder, "an operator that holds the lease")
     lost = release.kubectl("get", "pod", first, "-o", "jsonpath={.spec.nodeName}")

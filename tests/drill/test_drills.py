@@ -20,7 +20,8 @@ from builders.until import until
 from concertina.demo.stage import Stage
 from concertina.drill.scenarios import SCENARIOS
 
-JOBS = "tests/cluster/operator/lifecycle/test_jobs.py"
+PODS = "tests/cluster/operator/pods"
+REFUSALS = "tests/unit/plan/pods/test_refusals.py"
 RECOVERY = "tests/cluster/operator/recovery"
 VERDICTS = "tests/simulation/stories/test_verdicts.py"
 DRILL = "tests/unit/cli/test_drill.py"
@@ -28,13 +29,14 @@ HEARD = "tests/unit/agents/test_connections.py"
 SAME = {
     "kill-node": f"{RECOVERY}/test_faults.py::test_a_node_that_dies_without_a_word_and_comes_back[OnFailure]",
     "notice": "tests/cluster/operator/rounds/test_notices.py::test_a_taint_a_cordon_a_drain_and_a_deletion",
-    "kill-coordinator": f"{JOBS}::test_a_replica_that_dies_is_left_out_at_once_and_replaced[the coordinator]",
+    "kill-coordinator": f"{PODS}/test_pods.py::test_a_sidecar_that_never_ends_holds_up_neither_success_nor_replacement",
+    "operator-kill": "tests/cluster/operator/controller/test_restarts.py::test_killed_between_any_two_writes[0]",
     "stop-node": f"{RECOVERY}/test_faults.py::test_a_node_that_dies_without_a_word_and_comes_back",
     "apiserver-restart": f"{RECOVERY}/test_faults.py::test_an_api_server_that_is_restarted",
     "hang": "tests/simulation/stories/test_verdicts.py::test_a_hang_is_found_and_its_replica_replaced_or_only_reported",
     "straggle": f"{VERDICTS}::test_a_straggler_is_found_and_replaced_where_that_is_wanted",
     "operator-stop": f"{HEARD}::test_time_in_which_the_operator_stood_still_does_not_count_against_an_agent",
-    "refused-pods": "tests/cluster/operator/pods/test_refusals.py::test_a_job_trains_on_while_a_replacement_is_refused",
+    "refused-pods": f"{REFUSALS}::test_a_job_that_trains_goes_on_and_a_person_is_told_once",
     "hostile-agent": f"{DRILL}::test_a_flood_is_what_an_operator_takes",
     "long-queue": f"{DRILL}::test_the_tenants_of_a_drill_go_however_it_ends[a-queue]",
 }
@@ -124,6 +126,7 @@ def test_what_is_not_a_local_cluster_is_left_alone(tmp_path: Path) -> None:
     assert "CONCERTINA_DRILL_NODE_KILL" in refusal("kill-node", str(tmp_path / "config"), "--yes")
 
 
+@pytest.mark.long(law="tests/unit/cli/test_drill.py::test_every_scenario_can_be_played_or_says_why")
 def test_what_the_local_cluster_cannot_do_is_said(stage: Stage) -> None:
     for scenario in ("partition", "operator-partition"):
         assert "On real kubelets" in refusal(scenario, str(stage.cluster.kubeconfig))

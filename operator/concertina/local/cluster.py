@@ -21,6 +21,7 @@ from concertina.local.state.record import ClusterRecord, Options
 
 Say = Callable[[str], None]
 _READY_TIMEOUT = 90.0  # seconds, to give up
+_PORT_TIMEOUT = 30.0  # seconds; as long as processes.kill() waits for the end of a process
 _POLL = 0.02
 _NODE_BINDING = {
     "metadata": {"name": "concertina:nodes"},
@@ -126,9 +127,26 @@ class LocalCluster:
         processes.kill([identity] if identity else [])
 
     def start_component(self, name: str) -> None:
-        """Start a component that was killed, with the same address, port and data."""
+        """Start a component that was killed, with the same address, port and data.
+
+        A process whose first thread has ended counts as killed, although its other threads may still hold its port for
+        a moment. A component that finds its port in use ends, and is not restarted.
+
+        Raises:
+            LocalClusterError: When another program keeps a port of the component.
+        """
         if lifetime.find(self.directory, name) is None:
+            for port in self.record.endpoints.ports(name):
+                self._wait_free(name, port)
             lifetime.spawn(self.directory, name, self.record.commands[name])
+
+    def _wait_free(self, component: str, port: int) -> None:
+        address = self.record.endpoints.address
+        _until(
+            lambda: processes.can_listen(address, port),
+            _PORT_TIMEOUT,
+            lambda: f"{component} can't be started: another program listens at {address}:{port}",
+        )
 
     def wait_api(self, timeout: float = _READY_TIMEOUT) -> None:
         """Wait until the API server is ready."""

@@ -199,7 +199,8 @@ class Jobs:
 
     def kill_pod(self, name: str) -> None:
         """Kill a pod's processes at once. The pod ends with them."""
-        self.cluster.kubectl("delete", "pod", name, "-n", self.namespace, "--force", "--grace-period=0", "--wait=false")
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{name}"
+        self.cluster.api.call("DELETE", path, {"gracePeriodSeconds": 0})
 
     def kill_worker(self, name: str, replica: str) -> None:
         """Send SIGKILL to the newest worker of a replica."""
@@ -230,7 +231,7 @@ class Jobs:
         )
 
     def delete(self, name: str) -> None:
-        self.cluster.kubectl("delete", "tj", name, "-n", self.namespace, "--wait=false")
+        self.cluster.api.call("DELETE", f"{self.path}/{name}", {"propagationPolicy": "Background"})
 
     def gone(self, name: str) -> bool:
         return not self.cluster.api.exists(f"{self.path}/{name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import time
@@ -47,6 +48,19 @@ def run(shell: Mapping[str, str], command: str) -> subprocess.CompletedProcess[s
     return subprocess.run(
         ["bash", "-c", command], env=dict(shell), capture_output=True, text=True, timeout=300, check=False
     )
+
+
+def diagnosed(shell: Mapping[str, str], what: str) -> Object:
+    """Return what `concertina diagnose` finds, as JSON, and check its exit status."""
+    done = run(shell, f"concertina diagnose {what} --seconds {SECONDS} --json")
+    assert done.stdout, done.stderr
+    diagnosis: Object = json.loads(done.stdout)
+    assert done.returncode == (FOUND if diagnosis["findings"] else 0)
+    return diagnosis
+
+
+def problems(found: Object) -> list[str]:
+    return [finding["problem"] for finding in found["findings"]]
 
 
 def saying(shell: Mapping[str, str], command: str, says: str, limit: float) -> subprocess.CompletedProcess[str]:

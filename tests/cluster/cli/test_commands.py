@@ -144,6 +144,7 @@ def replica(index: int, script: str, restarts: str = "Never") -> dict[str, Any]:
     }
 
 
+@pytest.mark.long(law="tests/cluster/cli/test_commands.py::test_logs_by_rank_and_round_and_since_a_failure")
 def test_logs(cli: Cli, tmp_path: Path) -> None:
     """The logs include those of a replica that starts later, and of a container that is restarted."""
     once = f"until [ -e {tmp_path}/1 ]; do sleep 0.05; done; [ -e {tmp_path}/2 ] || {{ touch {tmp_path}/2; exit 1; }}"

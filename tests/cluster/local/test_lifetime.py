@@ -51,9 +51,7 @@ def traces(folder: Path) -> list[str]:
     return left + [str(process.pid) for process in processes.marked(folder)]
 
 
-@pytest.mark.long(
-    law="tests/cluster/local/test_lifetime.py::test_what_is_left_of_a_broken_cluster_is_cleaned_up_by_the_next"
-)
+@pytest.mark.long(law="tests/cluster/local/test_lifetime.py::test_a_cluster_goes_down_with_its_owner[9]")
 def test_commands_bring_a_cluster_up_and_down_twice(name: str) -> None:
     folder = state.directory(name)
     for _ in range(2):
@@ -75,6 +73,7 @@ def test_commands_bring_a_cluster_up_and_down_twice(name: str) -> None:
     assert gone.stderr.strip() == f"there is no local cluster {name}: start it with `concertina local up`."
 
 
+@pytest.mark.long(law="tests/cluster/local/test_lifetime.py::test_a_cluster_goes_down_with_its_owner[9]")
 def test_what_is_left_of_a_broken_cluster_is_cleaned_up_by_the_next(name: str) -> None:
     broken = local.up(name, ONE_NODE)
     with pytest.raises(LocalClusterError, match="is up with other options"):
@@ -103,7 +102,10 @@ def test_two_clusters_side_by_side(name: str, cluster: LocalCluster) -> None:
     assert all(cluster.running().values())
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+ENDS = "tests/cluster/local/test_lifetime.py::test_a_cluster_goes_down_with_its_owner[9]"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long(law=ENDS))])
 def test_a_cluster_goes_down_with_its_owner(name: str, number: signal.Signals) -> None:
     folder = state.directory(name)
     owner = subprocess.Popen(

@@ -89,6 +89,9 @@ def test_a_killed_node_dies_with_everything_on_it_and_nobody_is_told(pods: Pods,
     assert status_of(again)["lastState"]["terminated"]["exitCode"] == 255
 
 
+@pytest.mark.long(
+    law="tests/cluster/local/test_nodes.py::test_a_killed_node_dies_with_everything_on_it_and_nobody_is_told"
+)
 def test_a_stopped_node_falls_silent_and_wakes_up(pods: Pods, node: str) -> None:
     pods.create("a", "import time\nwhile True: print(time.time()); time.sleep(0.05)", nodeName=node)
     pods.wait("a", lambda pod: condition(pod, "Ready") == "True")

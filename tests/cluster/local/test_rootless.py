@@ -70,6 +70,7 @@ def run_unprivileged(home: Path, script: str, stdin: str) -> "subprocess.Complet
     )
 
 
+@pytest.mark.long(law="tests/cluster/local/test_nodes.py::test_nodes_are_registered_as_a_kubelet_does")
 def test_a_cluster_without_root(home: Path) -> None:
     volumes = [{"name": "m", "emptyDir": {"medium": "Memory"}}, {"name": "d", "emptyDir": {}}]
     mounts = [

@@ -11,7 +11,7 @@ from concertina.plan.lifecycle import admission, line
 from simulation.parts.clock import Violation
 from simulation.runs.rivals import Rivalry
 
-SEEDS, MORE = range(20), range(20, 120)
+SEEDS, MORE = range(12), range(12, 120)
 """Seeds. In every fourth there is a job that can never start."""
 HERE = "tests/simulation/stories/test_rivals.py"
 

@@ -82,6 +82,9 @@ def test_an_agent_that_is_slow_to_answer_is_reachable(folder):
     run(body)
 
 
+@pytest.mark.long(
+    law="tests/unit/agent/core/test_coordinator.py::test_a_coordinator_that_stood_still_itself_does_not_accuse_its_members"
+)
 def test_a_machine_that_stood_still_costs_no_round(folder):
     """All agents pause, and the coordinator runs first: it has heard of nobody for too long."""
 

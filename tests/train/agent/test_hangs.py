@@ -95,10 +95,11 @@ PYTHON = [sys.executable, str(PROGRAMS / "stuck.py")]
     ("command", "path", "told"),
     [
         (PYTHON, Path(sys.executable).parent, "wait_for_what_never_comes (stuck.py:"),
-        (
+        pytest.param(
             ["sh", "-c", f"{shlex.join(PYTHON)}; true"],
             Path(sys.executable).parent,
             "wait_for_what_never_comes (stuck.py:",
+            marks=pytest.mark.long(law=TOLD),
         ),
         (PYTHON, "/usr/bin", "): state "),
     ],
@@ -120,6 +121,7 @@ def test_a_script_that_hangs_is_told_by_its_stack(folder, command, path, told):
     asyncio.run(body())
 
 
+@pytest.mark.long(law="tests/unit/agent/core/test_hangs.py::test_a_stopped_worker_is_a_failure_at_the_second_look")
 def test_a_stopped_worker_fails_at_once(folder, trainer, data):
     async def body():
         async with running(folder, 2, ["--bundled"], **environment(trainer)) as job:
@@ -134,6 +136,7 @@ def test_a_stopped_worker_fails_at_once(folder, trainer, data):
     asyncio.run(body())
 
 
+@pytest.mark.long(law="tests/train/agent/test_commands.py::test_a_stopped_agent_is_silent_and_therefore_lost")
 def test_a_stopped_agent_is_lost_after_its_silence(folder, trainer, data):
     async def body():
         async with running(folder, 2, ["--bundled"], **environment(trainer)) as job:

@@ -14,6 +14,7 @@ import pytest
 
 from builders.train.replicas import newest_complete, running, trained
 from builders.train.tensorboard import scalars
+from builders.until import until_async
 from concertina_protocol.tracking.spool import SpoolReader
 from concertina_protocol.tracking.tracking_records import StepDone
 
@@ -39,6 +40,10 @@ def test_one_run_through_rounds_and_a_new_coordinator_has_each_step_once(folder,
             await job.until(job[1], lambda r: r.round == 2 and trained(restore.step + 5)(r))
             job[2].kill()
             await job.until(job[1], lambda r: r.failures)
+            # An agent that exits waits at most 20 s for its tracking process, which has a low priority: on a busy
+            # machine, that process needs longer for its imports. So wait until both coordinators have sent all records.
+            for one in (job[0], job[1]):
+                await until_async(lambda one=one: sent(one), "sent records", lambda one=one: one.log()[-1000:])
             prepared = await job.prepare(3, job[1], job[0])
             await job.assign(job.assignment(prepared, newest_complete(prepared)))
             await job.until(job[1], lambda r: r.state == "succeeded", "never succeeded")
@@ -60,6 +65,13 @@ def test_one_run_through_rounds_and_a_new_coordinator_has_each_step_once(folder,
     assert f"| uri | file://{checkpoint} |" in made_of
     assert f"| data_sets | {' '.join(manifest['lineage']['data_sets'])} |" in made_of
     assert f"| parent | {manifest['lineage']['parent']['uri']} |" in made_of
+
+
+def sent(replica):
+    """Return whether the replica has sent all records of the steps that it has trained as coordinator."""
+    spool = SpoolReader(replica.folder / "tracking")
+    spool.look()
+    return spool.next > 0 and spool.behind == 0
 
 
 @contextlib.contextmanager

@@ -91,6 +91,9 @@ def test_a_killed_worker_and_a_killed_agent_cost_at_most_the_snapshot_interval(f
     asyncio.run(body())
 
 
+@pytest.mark.long(
+    law="tests/train/agent/test_bundled.py::test_durable_drain_and_completion_wait_for_a_bucket_that_is_not_there_yet"
+)
 def test_the_final_checkpoint_is_under_latest(folder, trainer, data):
     checkpoint = json.dumps({"uri": f"file://{folder}/durable", "everySteps": 5})
     more = {**environment(trainer, data), "CONCERTINA_CHECKPOINT": checkpoint}
@@ -111,6 +114,7 @@ def test_the_final_checkpoint_is_under_latest(folder, trainer, data):
     asyncio.run(body())
 
 
+@pytest.mark.long(law="tests/train/trainer/test_data.py::test_a_mistake_in_the_configuration_is_bad_input")
 def test_a_wrong_configuration_is_a_permanent_failure_with_a_sentence(folder, trainer, data):
     async def body():
         async with running(folder, 1, ["--bundled"], **environment(trainer, data, globalBatchSise=3)) as job:

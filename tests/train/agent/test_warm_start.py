@@ -21,6 +21,7 @@ LEFT_OUT = f"{HERE}::test_a_package_that_must_not_be_imported_before_the_fork_is
 PIP_RECORDED = (
     f"{HERE}::test_a_folder_is_one_of_installed_packages_where_pip_has_recorded_what_it_put_there[heavy-1.0-]"
 )
+PLAINLY = f"{HERE}::test_where_it_can_not_be_warm_it_starts_plainly_and_says_why"
 LEARNED = f"{HERE}::test_a_new_replica_is_ready_once_it_has_imported_what_others_have_learned[a shell line]"
 
 SCRIPT = """
@@ -95,6 +96,9 @@ def test_a_killed_script_comes_back_with_its_modules_imported_and_a_new_agent_kn
     asyncio.run(body())
 
 
+@pytest.mark.long(
+    law="tests/train/agent/test_warm_start.py::test_a_killed_script_comes_back_with_its_modules_imported_and_a_new_agent_knows_them"
+)
 def test_a_script_that_is_killed_as_it_imports_is_warm_from_its_second_start_on(folder):
     environment = prepared(folder)
     slow = "import time; VALUE = 'first'; 'warm' in open('/proc/self/comm').read() or time.sleep(600)"
@@ -117,7 +121,13 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("line", [*LINES])
+FIRST_LINE = next(iter(LINES))
+LINE_LAW = f"{HERE}::test_a_script_behind_a_shell_line_comes_back_with_its_modules_imported[{FIRST_LINE}]"
+
+
+@pytest.mark.parametrize(
+    "line", [line if line == FIRST_LINE else pytest.param(line, marks=pytest.mark.long(law=LINE_LAW)) for line in LINES]
+)
 def test_a_script_behind_a_shell_line_comes_back_with_its_modules_imported(line, folder, monkeypatch):
     monkeypatch.chdir(folder)
     environment = {**prepared(folder), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -137,6 +147,9 @@ def test_a_script_behind_a_shell_line_comes_back_with_its_modules_imported(line,
     asyncio.run(body())
 
 
+@pytest.mark.long(
+    law="tests/train/agent/test_warm_start.py::test_a_killed_script_comes_back_with_its_modules_imported_and_a_new_agent_knows_them"
+)
 def test_a_kill_while_an_earlier_python_of_the_command_runs_changes_nothing(folder, monkeypatch):
     monkeypatch.chdir(folder)
     environment = {**prepared(folder), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -271,9 +284,11 @@ def test_a_package_that_must_not_be_imported_before_the_fork_is_left_out(package
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        (["bash", "-c", "true; exec python3 -I -c 'print(1)'"], SILENT),
+        pytest.param(
+            ["bash", "-c", "true; exec python3 -I -c 'print(1)'"], SILENT, marks=pytest.mark.long(law=PLAINLY)
+        ),
         ([sys.executable, "-I", "-c", "print(1)"], "with -I Python is isolated"),
-        (["./python3", "-c", "print(1)"], SILENT),
+        pytest.param(["./python3", "-c", "print(1)"], SILENT, marks=pytest.mark.long(law=PLAINLY)),
     ],
 )  # fmt: skip
 def test_where_it_can_not_be_warm_it_starts_plainly_and_says_why(command, why, folder, monkeypatch):
@@ -380,6 +395,7 @@ def test_a_new_replica_is_ready_once_it_has_imported_what_others_have_learned(wa
     asyncio.run(body())
 
 
+@pytest.mark.long(law=LEARNED)
 def test_a_replica_that_stands_by_learns_what_the_others_learn_later(folder):
     async def body():
         job = Job(folder, 2, python(folder), **prepared(folder))
@@ -455,6 +471,9 @@ while True:
 """
 
 
+@pytest.mark.long(
+    law="tests/train/scripts/test_unmodified.py::test_an_unmodified_script_survives_and_is_resized_warm[fsdp.py]"
+)
 def test_a_torch_script_that_was_killed_trains_again_without_importing_torch(folder):
     environment = prepared(folder)
     (folder / "script.py").write_text(TORCH)

@@ -4,12 +4,17 @@ import asyncio
 import json
 import os
 
+import pytest
+
 import concertina_protocol as p
 from builders.train.replicas import running, trained
 from concertina_state.checkpoints.latest import read_latest
 from concertina_state.objects.prefix import ObjectPrefix
 
 
+@pytest.mark.long(
+    law="tests/train/checkpoints/test_races.py::test_latest_never_goes_back_while_two_publish_at_the_same_time[s3]"
+)
 def test_a_world_that_was_cut_off_cannot_move_latest_once_a_higher_round_has_published(folder, trainer, s3, tmp_path):
     """Train in two replicas that can't reach each other, as in a partition of the network.
 

@@ -153,6 +153,7 @@ def safe_at(step: int):
     return lambda report: report.progress is not None and (report.progress.snapshot_step or 0) >= step
 
 
+@pytest.mark.long(law="tests/train/scripts/test_state.py::test_a_script_goes_on_from_memory_in_any_world[fsdp2]")
 def test_it_goes_on_from_memory_under_agents(folder, without_torch, undisturbed):
     """Three; one of them is killed, two go on; three end it, and the last state is a checkpoint that can be read."""
     uri = f"file://{folder}/checkpoints"
@@ -198,7 +199,7 @@ def test_it_goes_on_from_memory_under_agents(folder, without_torch, undisturbed)
     assert sum(chunk.size for chunk in weights) == 23 * 8, "kept once"
 
 
-@pytest.mark.long(law="tests/train/scripts/test_arrays.py::test_it_goes_on_from_memory_under_agents")
+@pytest.mark.long(law="tests/train/scripts/test_arrays.py::test_worlds_of_any_size_train_as_one")
 def test_jax_goes_on_in_any_world(folder):
     """Weights that all processes have, and moments that are cut over them: two, then three, then two."""
     place = next((each for each in PLACES if PathFinder.find_spec("jax", [each])), None)

@@ -30,7 +30,8 @@ NEAR = 1e-4
 """Between losses of other worlds: their sums are of other order."""
 REPLICAS, LEAST = 3, 2
 PLAIN = json.dumps({"enabled": False})
-pytestmark = [pytest.mark.timeout(400.0), pytest.mark.usefixtures("data_cache")]
+LAW = "tests/train/scripts/test_data.py::test_any_world_reads_the_batches_of_the_bundled_trainer"
+pytestmark = [pytest.mark.timeout(400.0), pytest.mark.usefixtures("data_cache"), pytest.mark.long(law=LAW)]
 
 
 @pytest.fixture(scope="module")
@@ -99,14 +100,10 @@ def test_an_uninterrupted_run_consumes_the_order_of_the_bundled_trainer(tokens, 
     assert [row for step in range(STEPS) for row in uninterrupted[step].rows] == sums
 
 
-LAW = "tests/train/scripts/test_exact_data.py::test_killed_and_resized_it_is_the_uninterrupted_run[fsdp2-2-2]"
-MORE = [
-    pytest.param(*case, marks=pytest.mark.long(law=LAW))
-    for case in (("ddp", 1, 2), ("ddp", 3, 3), ("ddp", 4, 3), ("fsdp2", 3, 3), ("fsdp2", 4, 3))
-]
+CASES = [("fsdp2", 2, 2), ("ddp", 1, 2), ("ddp", 3, 3), ("ddp", 4, 3), ("fsdp2", 3, 3), ("fsdp2", 4, 3)]
 
 
-@pytest.mark.parametrize(("kind", "seed", "troubles"), [("fsdp2", 2, 2), *MORE])
+@pytest.mark.parametrize(("kind", "seed", "troubles"), CASES)
 def test_killed_and_resized_it_is_the_uninterrupted_run(folder, tokens, uninterrupted, kind, seed, troubles):
     chance = random.Random(seed)
 

@@ -70,11 +70,11 @@ CASES = [
     Case("models:teacher", sibling="models:ema"),
     Case("models:swa", sibling="models:ema", other=SHARE),
     Case("models:compiled", other=DROPOUT),
-    Case("models:tied_ddp"),
+    Case("models:tied_ddp", sibling="models:gan"),
     Case("models:tied_fsdp2", sibling="models:tied_ddp"),
     Case("models:sparse"),
     Case("models:few_rows", others=(4, 3, 1)),
-    Case("models:fsdp1"),
+    Case("models:fsdp1", sibling="models:few_rows"),
     Case("models:hybrid", sibling="models:few_rows", first=4, others=(2,)),
     Case("models:tensor_parallel", first=4, others=(2,)),
     Case("models:tensor_parallel_with_dropout", sibling="models:tensor_parallel", first=4, others=(2,), other=DROPOUT),
@@ -91,8 +91,13 @@ CASES = [
         kills=(5, 7, 8),
         saved=every(4),
     ),
-    Case("accumulation:scaled", other=Equal(1e-2, "autocast multiplies in bfloat16")),
-    Case("accumulation:overflowing", kill=6, saved=lambda commits: 4 if commits in (5, 6) else commits),
+    Case("accumulation:scaled", sibling="models:gan", other=Equal(1e-2, "autocast multiplies in bfloat16")),
+    Case(
+        "accumulation:overflowing",
+        sibling="accumulation:by_micro_batch",
+        kill=6,
+        saved=lambda commits: 4 if commits in (5, 6) else commits,
+    ),
     Case(
         "accumulation:uneven",
         sibling="accumulation:by_micro_batch",
@@ -108,19 +113,29 @@ CASES = [
     Case("buffers:synchronized", sibling="buffers:counting"),  # torch's SyncBatchNorm: tests/gpu/test_loops.py
     Case("buffers:queue", other=Differs("each rank has a queue of its own", ALL)),
     Case("buffers:counting"),
-    Case("buffers:carried_as_part"),
-    Case("buffers:carried_in_dict", same=Refused(r"memory\.hidden"), other=Refused(r"memory\.hidden")),
-    Case("buffers:carried_by_object", others=ALONE),
-    Case("optimizers:lbfgs", first=1, others=(2,)),
+    Case("buffers:carried_as_part", sibling="buffers:counting"),
+    Case(
+        "buffers:carried_in_dict",
+        sibling="refused:unsaveable_value",
+        same=Refused(r"memory\.hidden"),
+        other=Refused(r"memory\.hidden"),
+    ),
+    Case("buffers:carried_by_object", sibling="buffers:carried_as_part", others=ALONE),
+    Case("optimizers:lbfgs", sibling="optimizers:every_optimizer", first=1, others=(2,)),
     Case("optimizers:muon", sibling="optimizers:every_optimizer", other=Equal(0.1, "Muon multiplies in bfloat16")),
     Case("optimizers:every_optimizer"),
-    Case("optimizers:every_scheduler", first=1, others=(2,)),
+    Case("optimizers:every_scheduler", sibling="optimizers:lbfgs", first=1, others=(2,)),
     Case("optimizers:unfrozen_by_progress"),
     Case("optimizers:unfrozen_at_once", sibling="optimizers:unfrozen_by_progress", kills=(9,)),
-    Case("optimizers:unfrozen_too_late", same=Refused("add_param_group"), other=Refused("add_param_group")),
-    Case("optimizers:groups_in_another_order"),
+    Case(
+        "optimizers:unfrozen_too_late",
+        sibling="optimizers:parameter_moved",
+        same=Refused("add_param_group"),
+        other=Refused("add_param_group"),
+    ),
+    Case("optimizers:groups_in_another_order", sibling="optimizers:every_optimizer"),
     Case("optimizers:parameters_in_another_order", sibling="optimizers:groups_in_another_order"),
-    Case("optimizers:group_split"),
+    Case("optimizers:group_split", sibling="optimizers:groups_in_another_order"),
     Case(
         "optimizers:groups_merged",
         sibling="optimizers:parameter_moved",
@@ -135,8 +150,8 @@ CASES = [
         other=Refused("2.bias"),
     ),
     Case("optimizers:made_before_conversion", sibling="models:gan"),
-    Case("optimizers:replaced", first=1, others=ALONE),
-    Case("optimizers:grown_by_progress", first=1, others=ALONE),
+    Case("optimizers:replaced", sibling="optimizers:grown_by_progress", first=1, others=ALONE),
+    Case("optimizers:grown_by_progress", sibling="optimizers:unfrozen_by_progress", first=1, others=ALONE),
     Case(
         "optimizers:grown_too_late",
         sibling="optimizers:unfrozen_too_late",
@@ -145,20 +160,26 @@ CASES = [
         same=Refused("add_param_group|3.weight|3.bias"),
     ),
     Case("optimizers:lookahead", sibling="objects:own_objects"),
-    Case("optimizers:own_optimizer"),
-    Case("optimizers:without_names"),
+    Case("optimizers:own_optimizer", sibling="optimizers:every_optimizer"),
+    Case("optimizers:without_names", sibling="optimizers:every_optimizer"),
     Case("objects:own_objects"),
-    Case("objects:metrics"),
-    Case("objects:random_numbers", other=DROPOUT),
-    Case("objects:dtypes"),
-    Case("objects:half", first=1, others=ALONE),
-    Case("objects:complex_numbers", first=1, others=ALONE, same=Refused(r"complex")),
-    Case("objects:views"),
+    Case("objects:metrics", sibling="objects:own_objects"),
+    Case("objects:random_numbers", sibling="models:compiled", other=DROPOUT),
+    Case("objects:dtypes", sibling="objects:own_objects"),
+    Case("objects:half", sibling="objects:dtypes", first=1, others=ALONE),
+    Case(
+        "objects:complex_numbers", sibling="refused:unsaveable_value", first=1, others=ALONE, same=Refused(r"complex")
+    ),
+    Case("objects:views", sibling="objects:own_objects"),
     Case("objects:channels_last", sibling="objects:views"),
-    Case("objects:numpy_arrays"),
+    Case("objects:numpy_arrays", sibling="objects:own_objects"),
     Case("objects:growing_values", sibling="objects:metrics", first=1, others=ALONE),
-    Case("objects:replay_buffer", first=1, others=ALONE, same=Refused(r"replay/0")),
-    Case("objects:numbers_of_each_rank", other=Differs("each rank has values of its own", ("end.kept.*",))),
+    Case("objects:replay_buffer", sibling="refused:unsaveable_value", first=1, others=ALONE, same=Refused(r"replay/0")),
+    Case(
+        "objects:numbers_of_each_rank",
+        sibling="buffers:queue",
+        other=Differs("each rank has values of its own", ("end.kept.*",)),
+    ),
     Case("subclasses:eight_bit_moments"),
     Case(
         "subclasses:torchao_moments",
@@ -166,8 +187,14 @@ CASES = [
         package="torchao",
         other=Equal(0.01, "moments are rounded to 8 bits"),
     ),
-    Case("subclasses:eight_bit_weights", first=1, others=ALONE),
-    Case("subclasses:eight_bit_in_dict", first=1, others=ALONE, same=Refused(r"kept\.average.*Quantized")),
+    Case("subclasses:eight_bit_weights", sibling="subclasses:eight_bit_moments", first=1, others=ALONE),
+    Case(
+        "subclasses:eight_bit_in_dict",
+        sibling="subclasses:opaque_weight",
+        first=1,
+        others=ALONE,
+        same=Refused(r"kept\.average.*Quantized"),
+    ),
     Case("subclasses:opaque_weight", first=1, others=ALONE, same=Refused(r"model\.secret.*Opaque")),
     Case(
         "subclasses:opaque_moments",
@@ -176,7 +203,7 @@ CASES = [
         others=ALONE,
         same=Refused(r"optimizer.*Opaque"),
     ),
-    Case("subclasses:named", first=1, others=ALONE),
+    Case("subclasses:named", sibling="subclasses:eight_bit_moments", first=1, others=ALONE),
     Case(
         "subclasses:sparse_in_dict",
         sibling="subclasses:opaque_weight",
@@ -209,7 +236,9 @@ CASES = [
     Case(
         "refused:object_left_out", sibling="refused:object_added", same=Refused("scheduler"), other=Refused("scheduler")
     ),
-    Case("refused:layer_left_out", first=1, others=ALONE, same=Refused(r"model\.middle")),
+    Case(
+        "refused:layer_left_out", sibling="refused:object_added", first=1, others=ALONE, same=Refused(r"model\.middle")
+    ),
     Case("refused:layer_added", sibling="refused:object_added", first=1, others=ALONE, same=Refused(r"model\.\d")),
     Case(
         "refused:buffer_left_out",
@@ -228,9 +257,19 @@ CASES = [
         other=Refused("optimizer"),
     ),
     Case(
-        "refused:other_optimizer_steps", first=1, others=ALONE, same=Refused("optimizer that makes the steps"), kill=11
+        "refused:other_optimizer_steps",
+        sibling="refused:another_type",
+        first=1,
+        others=ALONE,
+        same=Refused("optimizer that makes the steps"),
+        kill=11,
     ),
-    Case("refused:parameters_differ", same=Refused(r"model\.weight"), other=Refused(r"model\.weight")),
+    Case(
+        "refused:parameters_differ",
+        sibling="refused:another_type",
+        same=Refused(r"model\.weight"),
+        other=Refused(r"model\.weight"),
+    ),
     Case(
         "refused:moments_differ",
         sibling="refused:parameters_differ",
@@ -243,7 +282,7 @@ CASES = [
     Case("data:shuffled", first=1, others=ALONE),
     Case("data:shuffled_by_generator", sibling="data:shuffled", first=1, others=ALONE),
     # A pass left early just before a kill, with the epoch counted on already, is refused: see docs/limitations.md.
-    Case("data:left_early", kills=(1,)),
+    Case("data:left_early", sibling="data:distributed", kills=(1,)),
     Case("data:in_order", sibling="data:shuffled", first=1, others=ALONE),
     loader("stateful_data:distributed"),
     loader("stateful_data:distributed_with_workers", sibling="stateful_data:distributed"),
@@ -253,7 +292,7 @@ CASES = [
     Case("with_jax:train", sibling="without_torch:train", parent="loops.preload_numpy", package="jax"),
     framework("frameworks:lightning_gan", first=1, others=ALONE, kills=(1, 3), saved=lambda commits: 2 * commits),
     framework("frameworks:lightning_accumulation", sibling="frameworks:lightning_gan", first=1, others=ALONE),
-    framework("frameworks:trainer", first=1, others=ALONE),
+    framework("frameworks:trainer", sibling="frameworks:accelerated", first=1, others=ALONE),
     framework("frameworks:accelerated", kill=8, kills=(5, 6, 7), saved=ends_of_epochs),
     framework(
         "frameworks:accelerated_with_dropout",
@@ -284,7 +323,8 @@ def with_package(case: Case) -> Case:
 def law(script: str) -> pytest.MarkDecorator:
     """Return a mark that names the test of the gate which shows the same for this script."""
     case = next(case for case in CASES if case.script == script)
-    assert not case.sibling
+    if case.sibling:
+        return law(case.sibling)
     return pytest.mark.long(law=f"tests/train/scripts/test_loops.py::test_killed_and_started_again[{case.id}]")
 
 
@@ -336,7 +376,18 @@ DRAINS = [
 ]
 
 
-@pytest.mark.parametrize("drain", DRAINS, ids=lambda drain: drain.id)
+GATE_DRAINS = ("models:gan", "frameworks:accelerated")
+"""Scripts whose planned end is of the gate: one whose steps are all the same, and one that steps every four batches."""
+DRAIN_LAW = "tests/train/scripts/test_loops.py::test_a_planned_end_waits_for_the_next_optimizer_step"
+
+
+@pytest.mark.parametrize(
+    "drain",
+    [
+        pytest.param(drain, id=drain.id, marks=[] if drain.script in GATE_DRAINS else [pytest.mark.long(law=DRAIN_LAW)])
+        for drain in DRAINS
+    ],
+)
 def test_a_planned_end_waits_for_the_next_optimizer_step(folder, parents, drain):
     case = next(case for case in CASES if case.script == drain.script)
     whole = Start(case.script, folder / "whole", case.first, case.steps)

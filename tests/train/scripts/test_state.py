@@ -172,6 +172,9 @@ def test_a_script_goes_on_from_the_checkpoint_before_a_damaged_one(folder, undis
     asyncio.run(body())
 
 
+@pytest.mark.long(
+    law="tests/unit/agent/core/test_scripts_state.py::test_where_ranks_have_different_last_snapshots_the_newest_that_all_have_is_the_last"
+)
 def test_a_script_that_does_not_wait_for_its_last_snapshot_ends_with_the_one_before(folder):
     spec = json.dumps({"uri": (folder / "checkpoints").as_uri(), "everySeconds": 600})
     unwaited = ["--", sys.executable, str(PROGRAMS / "unwaited.py")]

@@ -71,6 +71,7 @@ def test_an_unmodified_script_has_steps_and_counts_anew_after_a_restart(folder, 
     asyncio.run(body())
 
 
+@pytest.mark.long(law="tests/unit/agent/core/test_step_counts.py::test_a_round_whose_counts_stand_still_hangs")
 def test_an_unmodified_script_that_hangs_is_found_by_its_steps(folder):
     async def body():
         async with running(folder, 2, [*SCRIPT, "hang"], **PLAIN) as job:
@@ -85,6 +86,7 @@ def test_an_unmodified_script_that_hangs_is_found_by_its_steps(folder):
     asyncio.run(body())
 
 
+@pytest.mark.long(law="tests/unit/agent/core/test_step_counts.py::test_a_script_that_reports_its_steps_is_not_counted")
 def test_a_script_that_reports_is_not_counted(folder):
     async def body():
         async with running(folder, 1, [*SCRIPT, "report"], **PLAIN) as job:

@@ -228,7 +228,14 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+PLAIN_LAW = "tests/train/scripts/test_warm_start.py::test_a_command_is_run_as_if_started_plainly[bash]"
+SAME = ("bash and its settings", "sh", "env", "a path", "a module that is not there")
+"""Ways that start a script as another one does."""
+
+
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.long(law=PLAIN_LAW)] if way in SAME else []) for way in WAYS]
+)
 def test_a_command_is_run_as_if_started_plainly(way, place):
     (place / "folder").mkdir()
     written(place, SCRIPTS["what a script knows of itself"])

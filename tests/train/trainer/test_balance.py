@@ -15,11 +15,6 @@ def longer(trainer):
     return {**trainer, "steps": STEPS, "globalBatchSize": BATCH, "microBatchSize": MICRO}
 
 
-FILE = "tests/cluster/operator/training/test_balance.py"
-LAW = f"{FILE}::test_a_slow_worker_has_less_and_nothing_else_is_other_also_when_one_was_killed"
-
-
-@pytest.mark.long(law=LAW)
 def test_a_slow_rank_has_less_of_each_batch_and_the_loss_is_the_same(folder, parent, longer):
     balanced = {**longer, "data": {**longer["data"], "balance": "Speed"}}
     outcomes = []

@@ -28,7 +28,12 @@ def durable_of(job: node.Job, restore: Restore, drain_at: int) -> Durable:
     return outcome.durable[-1]
 
 
-@pytest.mark.parametrize("uid", ["u1", "u2"], ids=["itself", "made again"])
+ITSELF = "tests/train/trainer/test_damage.py::test_a_run_goes_on_from_the_checkpoint_before_the_damaged_one[itself]"
+
+
+@pytest.mark.parametrize(
+    "uid", ["u1", pytest.param("u2", marks=pytest.mark.long(law=ITSELF))], ids=["itself", "made again"]
+)
 def test_a_run_goes_on_from_the_checkpoint_before_the_damaged_one(
     folder: Path, parent: node.Parent, trainer: dict[str, Any], tmp_path: Path, uid: str
 ) -> None:

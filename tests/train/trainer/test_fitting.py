@@ -37,6 +37,9 @@ def test_without_a_gpu_a_job_has_the_same_settings_in_every_round(folder, parent
     assert "microBatchSize 8 -> 2" in last.output
 
 
+@pytest.mark.long(
+    law="tests/train/trainer/test_fitting.py::test_without_a_gpu_a_job_has_the_same_settings_in_every_round"
+)
 def test_a_job_keeps_the_settings_that_fit_its_first_devices(folder, parent, absent, tmp_path):
     """The micro-batch is the whole batch of the smallest world. A CPU would have another one."""
     job = node.Job(folder, parent, absent, {"uri": f"file://{tmp_path}/checkpoints"})
@@ -79,6 +82,9 @@ def test_a_job_that_cannot_fit_is_refused_with_what_would_make_it_fit(folder, pa
     assert "raise elastic.minReplicas to at least 4 GPUs (0.5 GiB)" in message
 
 
+@pytest.mark.long(
+    law="tests/train/trainer/test_fitting.py::test_a_job_that_cannot_fit_is_refused_with_what_would_make_it_fit"
+)
 def test_a_described_model_that_cannot_fit_is_refused_too(folder, parent, trainer):
     """Three heads are no whole number for each rank of a tensor group of two, which is no remedy then."""
     model = families.made("qwen3", vocab_size=256, num_attention_heads=6, num_key_value_heads=3)

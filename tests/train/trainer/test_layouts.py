@@ -78,19 +78,8 @@ def test_each_layout_goes_on_from_the_one_before(folder, parent, wide, reference
     assert losses == pytest.approx(reference, rel=REASSOCIATION)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        SAME[0],
-        *(
-            pytest.param(
-                name,
-                marks=pytest.mark.long(law=f"{HERE}::test_the_same_layout_goes_on_in_another_order[fsdp x tensor]"),
-            )
-            for name in SAME[1:]
-        ),
-    ],
-)
+@pytest.mark.long(law=f"{HERE}::test_each_layout_goes_on_from_the_one_before")
+@pytest.mark.parametrize("name", SAME)
 def test_the_same_layout_goes_on_in_another_order(folder, parent, wide, reference, name):
     """No process ends, and each has another rank in each round."""
     world, parallelism = LAYOUTS[name]

@@ -130,6 +130,7 @@ def test_killed_in_one_world_it_goes_on_in_another(folder, parent, of_frames):
     assert whole.losses[12] < 0.8 * whole.losses[1], "it learns"
 
 
+@pytest.mark.long(law="tests/train/trainer/test_own_model.py::test_killed_in_one_world_it_goes_on_in_another")
 def test_the_next_event_is_learnt_from_ids_and_times(folder, parent, trainer, tmp_path, monkeypatch):
     """The item after a pause is another one than the item without a pause, so times are needed to predict it."""
     monkeypatch.syspath_prepend(str(CLICKS))
@@ -148,6 +149,7 @@ def test_the_next_event_is_learnt_from_ids_and_times(folder, parent, trainer, tm
     assert outcome.losses[80] < 0.7 * uncertain
 
 
+@pytest.mark.long(law="tests/train/trainer/test_in_process.py::test_survivors_keep_their_process")
 def test_survivors_compile_nothing_again(folder, parent, of_tokens, tmp_path):
     """In another world and with another rank, where the shapes are those of before."""
     job = node.Job(folder, parent, {**of_tokens("compiled", folder=str(tmp_path)), "microBatchSize": 1}, stays=True)
@@ -210,7 +212,7 @@ def test_bitwise_has_the_same_bits_in_every_world_dropout_and_all(folder, parent
     assert len(losses[0]) == 4
 
 
-@pytest.mark.long(law="tests/train/trainer/test_lora.py::test_one_layout_goes_on_from_another")
+@pytest.mark.long(law="tests/train/trainer/test_pairs.py::test_one_layout_goes_on_from_another")
 def test_frozen_weights_stay_and_have_no_moments(folder, parent, of_tokens):
     trainer = of_tokens("frozen")
     whole = node.Job(folder / "whole", parent, trainer).run(1)

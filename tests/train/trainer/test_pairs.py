@@ -107,6 +107,7 @@ def test_one_layout_goes_on_from_another(course):
     course.run(4, course.leg("fsdp x tensor"), course.leg("fsdp x pipeline", "fsdp x tensor"))
 
 
+@pytest.mark.long(law="tests/train/trainer/test_pairs.py::test_one_layout_goes_on_from_another")
 def test_qwen_3_goes_on_in_another_layout(qwen3):
     qwen3.run(4, qwen3.leg("fsdp x tensor"), qwen3.leg("fsdp x pipeline", "fsdp x tensor"))
 
@@ -129,7 +130,7 @@ def test_every_optimizer_goes_on_in_another_layout(course, tmp_path, name, preci
     found.run(4, found.leg("fsdp"), found.leg("pipeline x tensor", "fsdp"))
 
 
-@pytest.mark.long(law="tests/train/trainer/test_pairs.py::test_qwen_3_goes_on_in_another_layout")
+@pytest.mark.long(law="tests/train/trainer/test_pairs.py::test_one_layout_goes_on_from_another")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_qwen_3_goes_on_in_every_layout(qwen3, halves_of_qwen3, layout):
     qwen3.ends(layout)

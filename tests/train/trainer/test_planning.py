@@ -291,6 +291,9 @@ def as_own(programs):
     return made
 
 
+@pytest.mark.long(
+    law="tests/train/trainer/test_planning.py::test_real_ranks_take_what_is_planned_of_a_model_of_one_s_own[frames-Recompute-hsdp]"
+)
 def test_the_decoder_as_a_model_of_one_s_own_takes_what_it_takes(as_own):
     """But for the gradients by which its loss is proved."""
     own, data, decoder = as_own(layers=3)
@@ -304,6 +307,9 @@ def test_the_decoder_as_a_model_of_one_s_own_takes_what_it_takes(as_own):
                 assert size <= found.peaks[phase][kind] <= size + 2 * proved, (phase, kind)
 
 
+@pytest.mark.long(
+    law="tests/train/trainer/test_planning.py::test_512_ranks_send_what_is_planned_of_a_model_of_one_s_own"
+)
 def test_what_is_counted_is_scaled_to_what_published_runs_set(as_own):
     """Of their decoder of 8 billion weights, whose logits were whole."""
     own, data, decoder = as_own(
@@ -340,6 +346,7 @@ def test_operations_of_a_model_of_one_s_own_are_counted(programs, monkeypatch, a
     assert not described(TrainerConfig.model_validate(own_model("tokens")[0]), data).counted
 
 
+@pytest.mark.long(law="tests/train/trainer/test_planning.py::test_real_ranks_take_what_is_planned[1F1B-4]")
 def test_real_ranks_take_what_is_planned_where_sums_are_bitwise(parent, tmp_path):
     asked = {**trainer(), "determinism": "Bitwise"}
     real = taken_by(parent, tmp_path, asked, {}, 4)[0]["peaks"]
@@ -365,12 +372,8 @@ def test_what_is_routed_grows_with_the_load(parent, tmp_path, layout):
     assert even < 0.96 * total
 
 
-@pytest.mark.parametrize(
-    "layout",
-    long_but(
-        "fsdp", ("fsdp", "GPipe", "tensor", "interleaved", "experts x tensor"), "test_depth_and_microbatches_are_a_line"
-    ),
-)  # fmt: skip
+@pytest.mark.long(law=f"{FILE}::test_512_ranks_are_planned_in_one_process")
+@pytest.mark.parametrize("layout", ["fsdp", "GPipe", "tensor", "interleaved", "experts x tensor"])
 def test_depth_and_microbatches_are_a_line(monkeypatch, layout):
     parallelism = ParallelismConfig.model_validate((LAYOUTS | ROUTED)[layout])
     model = {"experts": EXPERTS} if layout in ROUTED else {}
@@ -387,6 +390,7 @@ def test_depth_and_microbatches_are_a_line(monkeypatch, layout):
         assert by_line == planning.memory(deep, parallelism, 4, 0)
 
 
+@pytest.mark.long(law=f"{FILE}::test_512_ranks_are_planned_in_one_process")
 def test_depth_is_a_line_where_the_backward_s_buffers_are_most_of_what_is_left(monkeypatch):
     """Gradients of two blocks are on their way while a third one's are computed: none before has as many."""
     deep = config(layers=14, batch=16, memory={"reshardAfterForward": "Always", "activations": "Recompute"})
@@ -395,7 +399,12 @@ def test_depth_is_a_line_where_the_backward_s_buffers_are_most_of_what_is_left(m
     assert by_line == planning.memory(deep, ParallelismConfig(), 4, 0)
 
 
-@pytest.mark.parametrize("activations", ["KeepProducts", "Recompute"])
+@pytest.mark.parametrize(
+    "activations",
+    long_but(
+        "Recompute", ["KeepProducts", "Recompute"], "test_what_is_sent_while_it_is_multiplied_is_kept_as_products_are"
+    ),
+)
 def test_what_is_sent_while_it_is_multiplied_is_kept_as_products_are(activations):
     parallelism = ParallelismConfig(tensor=2, async_tensor=True)
     small = config(batch=8, precision="BFloat16", memory={"activations": activations})
@@ -404,6 +413,7 @@ def test_what_is_sent_while_it_is_multiplied_is_kept_as_products_are(activations
     assert formula == pytest.approx(counted, rel=FORMULA)
 
 
+@pytest.mark.long(law="tests/train/trainer/test_planning.py::test_real_ranks_take_what_is_planned[1F1B-4]")
 def test_gradients_wait_whole_only_where_gathered_weights_stay():
     never, always = (
         planning.memory(config(memory={"reshardAfterForward": how}), ParallelismConfig(), 4, 0)
@@ -517,6 +527,9 @@ def test_half_a_block_is_refused():
         planning.memory(config(), ParallelismConfig(tensor=4), 6, 0)
 
 
+@pytest.mark.long(
+    law="tests/unit/cli/test_plan.py::test_json_has_names_that_stay_and_memory_as_the_trainers_image_measures_it"
+)
 def test_the_command_measures_in_a_process_of_its_own():
     asked = {"trainer": trainer(), "parallelism": {"tensor": 2}, "size": 4}
     command = [sys.executable, "-m", "concertina_trainer.planning"]

@@ -288,6 +288,7 @@ def features(tmp_path: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.long(law="tests/unit/cli/test_plan.py::test_a_model_of_one_s_own_in_words")
 def test_a_model_of_one_s_own_is_planned_as_its_data_and_its_code_say(
     audio: None, features: str, tmp_path: Path
 ) -> None:
@@ -318,6 +319,9 @@ def test_a_model_of_one_s_own_in_words(audio: None, tmp_path: Path) -> None:
     assert re.search(r"^Shrunk to 2 replicas \(shard 2\): .* frames/s", done.stdout, re.MULTILINE)
 
 
+MISSING = "tests/unit/cli/test_plan.py::test_what_is_missing_to_plan_a_model_of_one_s_own_is_one_sentence"
+
+
 @pytest.mark.parametrize(
     ("model", "options", "sentence"),
     [
@@ -329,6 +333,7 @@ def test_a_model_of_one_s_own_in_words(audio: None, tmp_path: Path) -> None:
             {**OWN, "entrypoint": "no_such_package:spec"}, ("--vocab-size", 8), "can't be imported "
             "(ModuleNotFoundError: No module named 'no_such_package'): `concertina plan` runs it, so install its "
             "package, add its folder to PYTHONPATH, or plan in its image (--python 'docker run", id="package",
+            marks=pytest.mark.long(law=f"{MISSING}[data]"),
         ),
         pytest.param(MODEL, ("--field", "a=int64"), "--vocab-size and --field are for a model of", id="decoder"),
     ],

@@ -177,6 +177,7 @@ print(json.dumps(sorted(lacking)))
     return {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
 
 
+@pytest.mark.long(law="tests/unit/repository/test_distributions.py::test_a_distribution_imports_only_what_it_stands_on")
 def test_the_operator_is_small_and_whole(operator: Path, owners: dict[str, str]) -> None:
     installed = checked(operator)
     assert {name for name in installed if name.startswith("concertina")} == {

@@ -73,11 +73,19 @@ def test_a_test_that_fails_is_named_with_the_end_of_its_error(tmp_path):
     assert [case.outcome for case in result.cases] == ["passed", "failed"]
 
 
+NOTHING = "tests/unit/repository/test_gpu_checks.py::test_a_check_never_passes_by_running_nothing"
+
+
 @pytest.mark.parametrize(
     ("text", "outcome", "reason"),
     [
         ("import pytest\ndef test_a(): pytest.skip('no NVLink')\n", Outcome.SKIPPED, "no NVLink"),
-        ("import absent_module\n", Outcome.FAILED, "pytest ended with exit status 2"),
+        pytest.param(
+            "import absent_module\n",
+            Outcome.FAILED,
+            "pytest ended with exit status 2",
+            marks=pytest.mark.long(law=NOTHING),
+        ),
         ("", Outcome.FAILED, "pytest ended with exit status 5"),
         ("import os\ndef test_a(): os._exit(0)\n", Outcome.FAILED, "pytest ended early, in test_early.py::test_a"),
         (

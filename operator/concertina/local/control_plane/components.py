@@ -25,6 +25,10 @@ class Endpoints:
     def server(self) -> str:
         return f"https://{self.address}:{self.api}"
 
+    def ports(self, component: str) -> tuple[int, ...]:
+        """Return the ports at which a component listens."""
+        return {"kube-apiserver": (self.api,), "etcd": (self.etcd, self.etcd_peer)}.get(component, ())
+
 
 @dataclass(frozen=True)
 class OffByDefault:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 # All processes of a cluster have this variable with the state folder. Pods do not, because their environment is clean.
 MARKER = "CONCERTINA_LOCAL_CLUSTER"
-_PORTS = range(12000, 29000)  # not the ports of kubelets, agents and NodePorts
+# Not the ports of kubelets, agents and NodePorts. In the host's network, agents listen on all addresses at the ports
+# 12000 to 19999 (kube.manifests.agent_container): one of them could take the port of a component that is restarted.
+_PORTS = range(20000, 29000)
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,26 @@ def kill(processes: Iterable[ProcessIdentity], timeout: float = 30.0) -> list[Pr
         if remaining:
             time.sleep(0.005)
     return remaining
+
+
+def can_listen(address: str, port: int) -> bool:
+    """Return whether no other process listens at the port, on this address or on all addresses.
+
+    Connections of a process that has ended don't count.
+
+    Raises:
+        OSError: When the address cannot be used.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+            probe.listen()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return False
+    return True
 
 
 def free_ports(address: str, count: int) -> list[int]:

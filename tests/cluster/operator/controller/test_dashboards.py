@@ -96,6 +96,7 @@ def of_pods(jobs: Jobs) -> list[str]:
     return [pod["status"]["podIP"] for job in JOBS for pod in jobs.pods(job)]
 
 
+@pytest.mark.long(law="tests/unit/monitoring/test_expressions.py::test_it_asks_for_metrics_that_there_are")
 def test_each_query_gives_what_its_panel_shows(jobs: Jobs, metrics: str, tmp_path: Path) -> None:
     build_data(str(tmp_path / "data"), {}, "--validation", "0.3")
     sets = [{"name": "aside", "uri": str(tmp_path / "data" / "validation")}]

@@ -166,16 +166,10 @@ def test_running_jobs_go_on_with_their_key_after_a_switch(jobs: Jobs, operator: 
     assert of(after) == id_of(old)
 
 
-GONE = (
-    "tests/cluster/operator/controller/test_master_key.py::test_a_job_whose_key_is_gone_is_left_alone_until_it_is_back"
+@pytest.mark.long(
+    law="tests/unit/plan/lifecycle/test_master_key.py::test_nothing_is_done_to_a_job_whose_key_is_missing_though_its_coordinator_dies"
 )
-
-
-@pytest.mark.parametrize(
-    "recorded",
-    [True, pytest.param(False, marks=pytest.mark.long(law=f"{GONE}[the job's key has an id]"))],
-    ids=["the job's key has an id", "its status lacks the id"],
-)
+@pytest.mark.parametrize("recorded", [True, False], ids=["the job's key has an id", "its status lacks the id"])
 def test_a_job_whose_key_is_gone_is_left_alone_until_it_is_back(
     jobs: Jobs, operator: Operator, key: Key, tmp_path: Path, recorded: bool
 ) -> None:

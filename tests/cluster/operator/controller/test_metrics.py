@@ -197,6 +197,7 @@ def test_a_token_is_asked_for(scraped: Scraped, token: str) -> None:
     assert "need its token" in refused.value.read().decode()
 
 
+@pytest.mark.long(law="tests/cluster/test_chart.py::test_each_operator_says_whether_it_acts_to_who_may_read_metrics")
 def test_one_that_stands_by_says_so(scraped: Scraped, installed: dict[str, str], tmp_path: Path) -> None:
     second = Scraped(Operator(tmp_path, {**installed, "POD_NAME": "another-one"}), tmp_path)
     second.operator.start(wait=False, **second.environment)

@@ -42,6 +42,7 @@ def test_a_restart_changes_nothing(jobs: Jobs, operator: Operator) -> None:
     assert jobs.condition(after, "Running")["status"] == "True"
 
 
+@pytest.mark.long(law="tests/cluster/operator/controller/test_restarts.py::test_killed_between_any_two_writes[0]")
 def test_what_happened_while_it_was_away_is_seen(jobs: Jobs, operator: Operator) -> None:
     for name in ("ends", "shrinks", "goes"):
         jobs.create(name, STAY, replicas=2, elastic=ELASTIC)

@@ -94,6 +94,7 @@ def test_bad_input_of_the_bundled_trainer_can_be_read_in_its_pod(jobs: Jobs, tmp
     assert str(tmp_path / "nowhere") in jobs.logs(failure["replica"])
 
 
+@pytest.mark.long(law="tests/unit/plan/lifecycle/test_beginning_and_end.py::test_which_pods_go_when_the_job_has_ended")
 def test_a_complete_job_keeps_its_pods_and_other_policies_keep_none_or_all(jobs: Jobs) -> None:
     never = {"maxRestarts": 0}
     jobs.create("done", "print('done')", replicas=2)

@@ -37,6 +37,9 @@ def test_a_job_runs_to_its_end(jobs: Jobs) -> None:
     assert "labels" not in job["metadata"]
 
 
+@pytest.mark.long(
+    law="tests/cluster/operator/lifecycle/test_ends.py::test_a_job_that_fails_for_good_leaves_its_pods_with_the_scripts_last_words"
+)
 def test_a_worker_that_fails_says_why_in_the_status_and_an_event(jobs: Jobs) -> None:
     script = "print('about to divide'); 1 / 0"
     jobs.create("a", script, failurePolicy={"maxRestarts": 1})
@@ -48,12 +51,31 @@ def test_a_worker_that_fails_says_why_in_the_status_and_an_event(jobs: Jobs) -> 
     assert any("ZeroDivisionError" in event["message"] for event in jobs.events("a", "WorkerFailed"))
 
 
-def test_kubectl_describe_of_a_healthy_job_fits_into_100_lines(jobs: Jobs) -> None:
-    jobs.create("a", STAY, replicas=3, elastic={"minReplicas": 2})
-    jobs.wait_training("a", 3)
+def test_what_is_shown_of_a_job_that_trains_and_deleted_with_it(jobs: Jobs) -> None:
+    jobs.create("a", STAY, replicas=2, elastic={"minReplicas": 2})
+    members = jobs.wait_training("a", 2)["status"]["world"]["members"]
     described = jobs.cluster.kubectl("describe", "tj/a", "-n", jobs.namespace)
-    assert "3 of 3 replicas" in described
+    assert "2 of 2 replicas" in described
     assert len(described.partition("\nEvents:")[0].splitlines()) <= 100, described
+    # The Secret has the identity of the agents, and nothing else.
+    secrets = json.loads(jobs.cluster.kubectl("get", "secrets", "-n", jobs.namespace, "-o", "json"))["items"]
+    (secret,) = (each for each in secrets if each["metadata"]["name"].startswith("a-concertina-"))
+    assert set(secret["data"]) == {"ca.crt", "tls.crt", "tls.key"}
+    assert base64.b64decode(secret["data"]["tls.key"]).startswith(b"-----BEGIN PRIVATE KEY")
+    # Members are listed as the coordinator knows them.
+    done = subprocess.run(
+        [sys.executable, "-m", "concertina.cli", "status", "a", "--members", "-n", jobs.namespace],
+        env=os.environ | {"KUBECONFIG": str(jobs.cluster.kubeconfig)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert rows == [
+        ["Ranks", "Replica", "Node", "Pod", "State", "Step"],
+        *([str(rank), each["replica"], each["node"], "Running", "running"] for rank, each in enumerate(members)),
+    ], done.stderr
+    jobs.delete("a")
+    jobs.wait_gone("tj/a")
+    jobs.wait_gone("pod,secret", "-l", "app.kubernetes.io/managed-by=concertina")
 
 
 def test_suspend_and_resume(jobs: Jobs) -> None:
@@ -94,6 +116,7 @@ def test_a_template_that_changes_between_a_suspend_and_a_resume_that_nobody_saw_
     assert jobs.events("a", "TemplateChanged")
 
 
+@pytest.mark.long(law="tests/unit/plan/lifecycle/test_beginning_and_end.py::test_a_job_created_suspended_gets_no_pods")
 def test_a_job_that_is_created_suspended_has_no_pods(jobs: Jobs) -> None:
     jobs.create("a", SAY, suspend=True)
     jobs.wait_true("a", "Suspended")
@@ -117,15 +140,10 @@ def test_scale_up_and_down(jobs: Jobs) -> None:
     assert job["status"]["restarts"]["total"] == 0
 
 
-DIES = (
-    "tests/cluster/operator/lifecycle/test_jobs.py::test_a_replica_that_dies_is_left_out_at_once_and_replaced"
-    "[the coordinator]"
+@pytest.mark.long(
+    law="tests/cluster/operator/pods/test_pods.py::test_a_sidecar_that_never_ends_holds_up_neither_success_nor_replacement"
 )
-
-
-@pytest.mark.parametrize(
-    "victim", [0, pytest.param(1, marks=pytest.mark.long(law=DIES))], ids=["the coordinator", "another member"]
-)
+@pytest.mark.parametrize("victim", [0, 1], ids=["the coordinator", "another member"])
 def test_a_replica_that_dies_is_left_out_at_once_and_replaced(jobs: Jobs, victim: int) -> None:
     jobs.create("a", STAY, replicas=3, elastic=ELASTIC)
     before = jobs.wait_training("a", 3)
@@ -139,14 +157,6 @@ def test_a_replica_that_dies_is_left_out_at_once_and_replaced(jobs: Jobs, victim
     assert len(survivors) == 2, "the survivors were not kept"
 
 
-def test_deleting_a_job_deletes_all_that_is_its(jobs: Jobs) -> None:
-    jobs.create("a", STAY, replicas=2)
-    jobs.wait_training("a", 2)
-    jobs.delete("a")
-    jobs.wait_gone("tj/a")
-    jobs.wait_gone("pod,secret", "-l", "app.kubernetes.io/managed-by=concertina")
-
-
 def test_a_job_that_is_deleted_in_the_foreground_goes_after_its_pods(jobs: Jobs) -> None:
     jobs.create("a", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + STAY, replicas=2)
     jobs.wait_training("a", 2)
@@ -155,6 +165,9 @@ def test_a_job_that_is_deleted_in_the_foreground_goes_after_its_pods(jobs: Jobs)
     assert jobs.pods("a") == []
 
 
+@pytest.mark.long(
+    law="tests/cluster/operator/pods/test_refusals.py::test_torchruns_pods_do_not_wait_for_those_of_the_job_before"
+)
 def test_a_job_created_again_under_its_name_is_another_job(jobs: Jobs) -> None:
     jobs.create("a", STAY)
     first = jobs.wait_training("a", 1)
@@ -165,38 +178,18 @@ def test_a_job_created_again_under_its_name_is_another_job(jobs: Jobs) -> None:
     assert again["metadata"]["uid"] != first["metadata"]["uid"]
 
 
+@pytest.mark.long(
+    law="tests/cluster/operator/lifecycle/test_ends.py::test_a_job_that_fails_for_good_leaves_its_pods_with_the_scripts_last_words"
+)
 def test_ttl_deletes_a_job_that_has_ended(jobs: Jobs) -> None:
     jobs.create("a", SAY, ttlSecondsAfterFinished=1)
     jobs.wait_true("a", "Complete")
     jobs.wait_gone("tj/a")
 
 
+@pytest.mark.long(law="tests/unit/plan/lifecycle/test_beginning_and_end.py::test_the_deadline")
 def test_a_deadline_fails_the_job_and_ends_its_pods(jobs: Jobs) -> None:
     jobs.create("a", STAY, activeDeadlineSeconds=3)
     job = jobs.wait_true("a", "Failed")
     assert "activeDeadlineSeconds" in jobs.condition(job, "Failed")["message"]
     jobs.wait("a", lambda _: all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in jobs.pods("a")))
-
-
-def test_the_secret_has_the_agents_identity_and_nothing_else(jobs: Jobs) -> None:
-    jobs.create("a", STAY)
-    jobs.wait_training("a", 1)
-    secrets = json.loads(jobs.cluster.kubectl("get", "secrets", "-n", jobs.namespace, "-o", "json"))["items"]
-    (secret,) = (each for each in secrets if each["metadata"]["name"].startswith("a-concertina-"))
-    assert set(secret["data"]) == {"ca.crt", "tls.crt", "tls.key"}
-    assert base64.b64decode(secret["data"]["tls.key"]).startswith(b"-----BEGIN PRIVATE KEY")
-
-
-def test_members_are_listed_as_the_coordinator_knows_them(jobs: Jobs) -> None:
-    jobs.create("a", STAY, replicas=2)
-    members = jobs.wait_training("a", 2)["status"]["world"]["members"]
-    done = subprocess.run(
-        [sys.executable, "-m", "concertina.cli", "status", "a", "--members", "-n", jobs.namespace],
-        env=os.environ | {"KUBECONFIG": str(jobs.cluster.kubeconfig)},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    rows = [line.split() for line in done.stdout.splitlines()]
-    assert rows == [
-        ["Ranks", "Replica", "Node", "Pod", "State", "Step"],
-        *([str(rank), each["replica"], each["node"], "Running", "running"] for rank, each in enumerate(members)),
-    ], done.stderr

@@ -177,6 +177,9 @@ def test_a_script_that_always_fails_uses_up_the_budget(jobs: Jobs) -> None:
     assert any("ChildFailedError" in line for line in failure["lastLines"])
 
 
+@pytest.mark.long(
+    law="tests/train/agent/test_worlds.py::test_torchrun_in_a_shells_file_is_reported_by_the_coordinator_once_all_replicas_have_it"
+)
 def test_torchrun_in_a_file_under_the_agent_is_told_and_stops_nothing(jobs: Jobs, tmp_path: Path) -> None:
     """The operator can't read the script's file, but the agents see the processes that it starts."""
     (tmp_path / "train.py").write_text(WITHOUT_TORCH)

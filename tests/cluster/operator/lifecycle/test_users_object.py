@@ -24,6 +24,7 @@ def fields(job: Object, subresource: str = "") -> list[Object]:
     return [each for each in job["metadata"]["managedFields"] if each.get("subresource", "") == subresource]
 
 
+@pytest.mark.long(law="tests/cluster/operator/lifecycle/test_jobs.py::test_a_job_runs_to_its_end")
 def test_a_whole_life_of_a_job_leaves_the_users_object_as_it_was(jobs: Jobs) -> None:
     body = {
         "apiVersion": "concertina.dev/v1beta1",

@@ -129,6 +129,9 @@ def test_two_jobs_of_which_one_fits_never_hold_halves(gangs: Gangs, jobs: Jobs) 
     until(lambda: len(groups(jobs, api)) == 1, "the first job's group to be gone with it")
 
 
+@pytest.mark.long(
+    law="tests/unit/plan/facts/test_gangs.py::test_a_group_whose_minimum_is_immutable_stays_while_a_pod_of_it_has_a_node"
+)
 def test_the_group_follows_the_minimum_and_a_suspended_job_has_none(gangs: Gangs, jobs: Jobs) -> None:
     api = f"scheduling.k8s.io/{gangs.api}"
     window = {"scaleUp": {"stabilizationWindowSeconds": 0}}

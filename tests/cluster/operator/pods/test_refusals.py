@@ -67,6 +67,9 @@ def test_a_policy_that_refuses_pods_is_found_to_be_mended(jobs: Jobs) -> None:
     jobs.wait_true("a", "Complete")
 
 
+@pytest.mark.long(
+    law="tests/cluster/operator/pods/test_refusals.py::test_a_policy_that_refuses_pods_is_found_to_be_mended"
+)
 def test_a_service_account_that_is_missing_is_named_and_waited_for(jobs: Jobs) -> None:
     jobs.create("a", SAY, pod={"serviceAccountName": "late"})
     assert 'serviceaccount "late" not found' in stalled(jobs)["message"]
@@ -74,6 +77,7 @@ def test_a_service_account_that_is_missing_is_named_and_waited_for(jobs: Jobs) -
     jobs.wait_true("a", "Complete")
 
 
+@pytest.mark.long(law="tests/unit/plan/pods/test_refusals.py::test_a_job_that_trains_goes_on_and_a_person_is_told_once")
 def test_a_job_trains_on_while_a_replacement_is_refused(jobs: Jobs) -> None:
     jobs.create("a", STAY, replicas=2, elastic=ELASTIC)
     coordinator, lost = jobs.members(jobs.wait_training("a", 2))
@@ -221,6 +225,7 @@ def test_torchruns_pods_do_not_wait_for_those_of_the_job_before(jobs: Jobs) -> N
     assert {pod["metadata"]["name"] for pod in jobs.pods("a")} == old | {"a-rendezvous-2", "a-0-1", "a-1-1"}
 
 
+@pytest.mark.long(law="tests/unit/plan/pods/test_pods.py::test_names_that_other_pods_hold_are_passed_over")
 def test_a_persons_own_pod_that_has_the_name_is_left_alone(jobs: Jobs) -> None:
     container = {"name": "x", "image": IMAGE, "command": ["sleep", "3600"]}
     foreign = {"metadata": {"name": "a-0-0"}, "spec": {"containers": [container]}}

@@ -74,6 +74,7 @@ def test_the_bundled_trainer_on_data_that_it_can_not_digest(jobs: Jobs, tmp_path
     assert job["status"].get("rounds", 0) == 3
 
 
+@pytest.mark.long(law="tests/unit/plan/pods/test_bad_nodes.py::test_which_nodes_are_avoided")
 def test_a_bad_node_is_avoided_and_the_job_completes(jobs: Jobs, tmp_path: Path) -> None:
     """Every worker fails on the node on which the first worker started."""
     script = (

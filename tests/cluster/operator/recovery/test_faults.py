@@ -44,6 +44,7 @@ def test_a_quota_that_refuses_a_pod_is_waited_for(jobs: Jobs) -> None:
     assert job["status"]["restarts"]["total"] == 0
 
 
+@pytest.mark.long(law="tests/unit/agent/core/test_ends.py::test_succeeded_is_when_all_are")
 def test_a_worker_that_exits_0_early_does_not_end_the_job(jobs: Jobs) -> None:
     """Success is exit code 0 of every worker, as under torchrun. (The bundled trainer's workers may not end early.)"""
     jobs.create("a", SAY + "; import time; time.sleep(3 * int(os.environ['RANK']))", replicas=2)
@@ -56,6 +57,7 @@ def test_a_worker_that_exits_0_early_does_not_end_the_job(jobs: Jobs) -> None:
     assert "rank 0" in jobs.logs(coordinator)
 
 
+@pytest.mark.long(law="tests/unit/plan/lifecycle/test_beginning_and_end.py::test_two_jobs_on_one_checkpoint_uri")
 def test_two_jobs_on_one_checkpoint_uri(jobs: Jobs) -> None:
     """The job that has begun owns the URI."""
     checkpoint = {"uri": f"file:///tmp/{jobs.namespace}/run"}
@@ -69,6 +71,9 @@ def test_two_jobs_on_one_checkpoint_uri(jobs: Jobs) -> None:
     jobs.wait_true("second", "Complete")
 
 
+@pytest.mark.long(
+    law="tests/unit/plan/lifecycle/test_beginning_and_end.py::test_an_image_that_can_not_be_had_stalls_the_job_until_it_can"
+)
 def test_an_image_that_cannot_be_had(jobs: Jobs) -> None:
     containers = [{"name": "trainer", "image": "foreign/image:1", "command": ["x"]}]
     jobs.create("a", pod={"containers": containers})
@@ -83,9 +88,7 @@ def test_an_image_that_cannot_be_had(jobs: Jobs) -> None:
     jobs.wait_true("a", "Complete")
 
 
-@pytest.mark.long(
-    law="tests/cluster/operator/pods/test_refusals.py::test_a_job_trains_on_while_a_replacement_is_refused"
-)
+@pytest.mark.long(law="tests/unit/plan/pods/test_refusals.py::test_a_job_that_trains_goes_on_and_a_person_is_told_once")
 def test_a_job_recovers_while_no_pod_can_be_made(jobs: Jobs) -> None:
     """An admission webhook is broken, as it is while its own pod is down."""
     webhook = {
@@ -207,6 +210,9 @@ def test_a_template_of_odd_values_is_its_senders_own_affair(jobs: Jobs, operator
     jobs.wait_true("a", "Complete")
 
 
+@pytest.mark.long(
+    law="tests/unit/plan/lifecycle/test_deletion.py::test_no_pod_is_made_after_the_deletion_and_none_is_announced"
+)
 def test_a_job_that_is_deleted_while_it_starts(jobs: Jobs, operator: Operator) -> None:
     for delay in (0.0, 0.6):
         jobs.create("a", STAY, replicas=2)

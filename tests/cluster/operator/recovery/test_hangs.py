@@ -67,6 +67,9 @@ def test_a_straggler_is_replaced_on_another_node_and_nothing_is_lost(jobs: Jobs,
     assert (status.get("stepsReplayed", 0), status["restarts"].get("inWindow", 0)) == (0, 0)
 
 
+@pytest.mark.long(
+    law="tests/train/agent/test_commands.py::test_an_agent_started_again_remembers_what_it_saw_and_is_another_instance"
+)
 def test_an_agent_that_dies_with_its_container_comes_back_in_place(jobs: Jobs) -> None:
     """The kernel kills all processes of a container for lack of memory. The pod and its volume stay."""
     jobs.create("a", "import time; time.sleep(3600)", replicas=2)

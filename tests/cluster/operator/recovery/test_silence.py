@@ -91,6 +91,7 @@ def test_a_coordinator_that_the_operator_alone_does_not_hear_goes_on_until_a_mem
     jobs.wait_training("a", 3, past=shrunk["status"]["world"]["round"])
 
 
+@pytest.mark.long(law="tests/simulation/stories/test_partitions.py::test_a_partition_is_answered_in_a_few_rounds")
 def test_an_operator_that_hears_nobody_tears_nothing_down_and_heals(jobs: Jobs, faults: Faults) -> None:
     jobs.create("a", STAY, replicas=2, elastic=ELASTIC)
     before = jobs.wait_training("a", 2)

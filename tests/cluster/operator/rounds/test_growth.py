@@ -47,6 +47,7 @@ def test_a_spare_joins_a_job_of_fixed_size_when_a_member_is_lost(jobs: Jobs) -> 
     assert last["status"]["world"]["round"] == after["status"]["world"]["round"]
 
 
+@pytest.mark.long(law="tests/unit/plan/rounds/test_growth.py::test_growing_waits_after_a_failure_and_says_so")
 def test_growing_that_fails_is_not_tried_again_at_once(jobs: Jobs) -> None:
     elastic = {"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 0}}
     jobs.create("a", FAILS_ON_THE_THIRD, replicas=2, elastic=elastic, failurePolicy={"maxRestarts": 50})

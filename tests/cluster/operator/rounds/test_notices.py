@@ -110,6 +110,7 @@ def test_a_taint_a_cordon_a_drain_and_a_deletion(jobs: Jobs, data: Path) -> None
     unharmed(trains_without(jobs, 3, deleted["replica"]))
 
 
+@pytest.mark.long(law="tests/cluster/operator/rounds/test_notices.py::test_a_taint_a_cordon_a_drain_and_a_deletion")
 def test_a_replica_that_the_scheduler_preempts(jobs: Jobs, data: Path) -> None:
     """Each replica has one of its node's two GPUs. A pod of a higher priority requests both GPUs of one node."""
     cluster = jobs.cluster
@@ -171,6 +172,7 @@ def test_neighbours_of_whom_one_coordinates_leave_together_without_storage(jobs:
         jobs.wait_gone(f"pod/{name}")
 
 
+@pytest.mark.long(law="tests/unit/plan/rounds/test_notices.py::test_who_is_alone_hands_over_to_whoever_takes_its_place")
 @pytest.mark.usefixtures("nodes")
 def test_who_trains_alone_hands_its_state_over_without_storage(jobs: Jobs, data: Path) -> None:
     """No neighbour has a copy, so the successor fetches the state from the replica that leaves."""

@@ -26,6 +26,7 @@ def zones(jobs: Jobs) -> Iterator[dict[str, str]]:
         kubectl("label", "node", node, f"{ZONE}-")
 
 
+@pytest.mark.long(law="tests/unit/plan/state/test_copy_distance.py::test_a_zone_with_too_many_is_told")
 def test_copies_within_a_zone_are_told(jobs: Jobs, data: Path, zones: dict[str, str]) -> None:
     """Three replicas run on a node each."""
     one_a_node = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}

@@ -48,6 +48,9 @@ def killed_twice(jobs: Jobs, script: str, reports: bool) -> JobStatus:
     return JobStatus.model_validate(job["status"])
 
 
+@pytest.mark.long(
+    law="tests/unit/plan/status/test_accounting.py::test_time_without_known_steps_is_neither_productive_nor_part_of_the_goodput"
+)
 def test_the_goodput_of_a_silent_script_is_unknown(jobs: Jobs) -> None:
     status = killed_twice(jobs, SILENT, reports=False)
     assert status.goodput.percent is None
@@ -57,6 +60,9 @@ def test_the_goodput_of_a_silent_script_is_unknown(jobs: Jobs) -> None:
     assert "percent" not in jobs.get("a")["status"]["goodput"]
 
 
+@pytest.mark.long(
+    law="tests/unit/plan/status/test_accounting.py::test_a_script_that_reports_recovers_until_its_next_report"
+)
 def test_the_start_of_a_script_that_reports_is_startup_and_then_recovery(jobs: Jobs) -> None:
     status = killed_twice(jobs, REPORTS, reports=True)
     assert status.goodput.percent is not None

@@ -30,6 +30,9 @@ def trainer(tmp_path: Path) -> Object:
     return {**job, "steps": STEPS, "globalBatchSize": BATCH, "microBatchSize": BATCH, "evaluation": evaluation}
 
 
+@pytest.mark.long(
+    law="tests/train/trainer/test_balance.py::test_a_slow_rank_has_less_of_each_batch_and_the_loss_is_the_same"
+)
 def test_a_slow_worker_has_less_and_nothing_else_is_other_also_when_one_was_killed(
     jobs: Jobs, trainer: Object, tmp_path: Path
 ) -> None:

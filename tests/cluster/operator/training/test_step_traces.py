@@ -44,6 +44,9 @@ def trained(jobs: Jobs, step: int) -> None:
     jobs.wait("a", lambda job: job.get("status", {}).get("progress", {}).get("step", 0) >= step)
 
 
+@pytest.mark.long(
+    law="tests/unit/state/test_step_trace.py::test_it_holds_the_steps_that_were_asked_for_and_the_next_one_takes_its_turn"
+)
 def test_all_ranks_trace_the_same_steps_and_training_goes_on(jobs: Jobs, data: Path, tmp_path: Path) -> None:
     jobs.create("a", replicas=2, **bundled(data, tmp_path / "no-fault"))
     trained(jobs, 2)
@@ -66,7 +69,7 @@ def test_all_ranks_trace_the_same_steps_and_training_goes_on(jobs: Jobs, data: P
 
 
 @pytest.mark.long(
-    law="tests/cluster/operator/training/test_step_traces.py::test_all_ranks_trace_the_same_steps_and_training_goes_on"
+    law="tests/unit/state/test_step_trace.py::test_it_holds_the_steps_that_were_asked_for_and_the_next_one_takes_its_turn"
 )
 def test_a_script_that_reports_its_steps(jobs: Jobs, tmp_path: Path) -> None:
     jobs.create("a", script=SCRIPT)
@@ -78,6 +81,7 @@ def test_a_script_that_reports_its_steps(jobs: Jobs, tmp_path: Path) -> None:
     assert any(event["name"] == "aten::mm" for event in json.loads(out.read_text())["traceEvents"])
 
 
+@pytest.mark.long(law="tests/unit/agent/core/test_drains.py::test_a_trace_that_can_not_be_is_refused")
 def test_a_script_that_tells_of_no_step_has_none(jobs: Jobs) -> None:
     jobs.create("a", script="import time; time.sleep(1000)")
     jobs.wait_true("a", "Running")

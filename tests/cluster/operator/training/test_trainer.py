@@ -46,7 +46,9 @@ def complete(jobs: Jobs, steps: int) -> Object:
     return job
 
 
-@pytest.mark.long(law="tests/cluster/operator/training/test_trainer.py::test_storage_that_refuses_the_credentials")
+@pytest.mark.long(
+    law="tests/unit/plan/lifecycle/test_beginning_and_end.py::test_training_goes_on_while_storage_fails_but_a_person_must_act"
+)
 def test_a_bucket_that_does_not_exist_is_waited_for(jobs: Jobs, storage: s3.Server, data: Path) -> None:
     bucket = f"b-{uuid.uuid4().hex[:8]}"
     secret(jobs, storage)
@@ -62,6 +64,9 @@ def test_a_bucket_that_does_not_exist_is_waited_for(jobs: Jobs, storage: s3.Serv
     assert job["status"]["restarts"]["total"] == 0
 
 
+@pytest.mark.long(
+    law="tests/unit/plan/lifecycle/test_beginning_and_end.py::test_training_goes_on_while_storage_fails_but_a_person_must_act"
+)
 def test_storage_that_refuses_the_credentials(jobs: Jobs, storage: s3.Server, data: Path) -> None:
     secret(jobs, storage, AWS_SECRET_ACCESS_KEY="wrong")
     create(jobs, data, bucket="there")
@@ -76,6 +81,7 @@ def test_storage_that_refuses_the_credentials(jobs: Jobs, storage: s3.Server, da
     complete(jobs, 12)
 
 
+@pytest.mark.long(law="tests/train/trainer/test_data.py::test_a_worker_says_bad_input_and_exits_78")
 def test_a_shard_with_a_wrong_checksum_fails_the_job_with_its_name(jobs: Jobs, data: Path, tmp_path: Path) -> None:
     broken = tmp_path / "data"
     shutil.copytree(data, broken)
@@ -106,6 +112,7 @@ def test_a_storage_that_is_restarted_while_checkpoints_are_written(jobs: Jobs, s
     assert job["status"]["restarts"]["total"] == 0
 
 
+@pytest.mark.long(law="tests/drill/test_drills.py::test_the_drill_passes[storage-outage]")
 def test_a_requested_checkpoint_is_in_storage_when_the_command_returns(
     jobs: Jobs, storage: s3.Server, data: Path
 ) -> None:
