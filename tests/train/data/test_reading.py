@@ -135,7 +135,7 @@ def test_a_large_shard_is_fetched_in_pieces(stored, expected, between, hasty, mo
     assert between.asked["shard-000000.bin"] >= 4
 
 
-@pytest.mark.parametrize("size", [150, 650, 1500])
+@pytest.mark.parametrize("size", [0, 150, 650, 1500])
 def test_a_large_shard_of_another_size_is_named(stored, hasty, monkeypatch, size):
     folder = ObjectPrefix(stored)
     folder.put("shard-000000.bin", (folder.get("shard-000000.bin") * 3)[:size])

@@ -148,7 +148,7 @@ def test_what_is_damaged_or_no_text_is_refused_with_file_and_sample(tmp_path, ca
 
 def test_arrays_that_would_run_code_are_refused(tmp_path):
     content = archive([("a.x.npy", npy([{}], object))])
-    with pytest.raises(InvalidInput, match=r"a.tar: the member a.x.npy is not an array of numbers"):
+    with pytest.raises(InvalidInput, match=r"a.tar: the member a.x.npy can't be read: it is not an array of numbers"):
         read(tmp_path, "a.tar", content, "x")
 
 

@@ -16,9 +16,8 @@ import tarfile
 from collections.abc import Collection, Iterator
 from typing import BinaryIO, Self
 
-import numpy as np
-
 from concertina_state.errors import InvalidInput
+from concertina_trainer.data.build.arrays import DAMAGE, load
 from concertina_trainer.data.build.records import MOST_BYTES, Record
 
 _MOST_HEADER_BYTES = 2**20
@@ -112,9 +111,11 @@ def _value(location: str, archive: tarfile.TarFile, member: tarfile.TarInfo) -> 
     if not member.name.lower().endswith(".npy"):
         return content
     try:
-        return np.load(io.BytesIO(content), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise InvalidInput(f"{location}: the member {_shown(member.name)} is not an array of numbers.") from error
+        return load(io.BytesIO(content))
+    except DAMAGE as error:
+        raise InvalidInput(
+            f"{location}: the member {_shown(member.name)} can't be read: {str(error)[:300].rstrip('.')}."
+        ) from error
 
 
 def _check_end(location: str, archive: tarfile.TarFile) -> None:
