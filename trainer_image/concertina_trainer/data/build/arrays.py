@@ -14,7 +14,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -24,7 +24,7 @@ from concertina_state.errors import InvalidInput
 from concertina_trainer.data.build.content import HEAD_BYTES, container_of
 from concertina_trainer.data.build.records import MOST_BYTES, Record, UnreadArray
 
-_OWN_CONTAINERS = ("a NumPy array", "a zip archive")
+_NPY, _ZIP = "a NumPy array", "a zip archive"
 """Names of the file formats that .npy and .npz files have, as found by `content.container_of`."""
 _MOST_HEADER_BYTES = 16384
 """Maximum size of a header. NumPy itself parses none of more than 10,000 bytes."""
@@ -39,25 +39,35 @@ DAMAGE = (
 """Errors that NumPy and zipfile raise about a file's content."""
 
 
-def read_arrays(location: str, file: BinaryIO, columns: Collection[str]) -> Iterator[Record]:
+def read_arrays(location: str, file: IO[bytes], columns: Collection[str]) -> Iterator[Record]:
     """Yield the one record of a file. Of an .npz file, only the arrays `columns` are read.
 
     Raises:
         InvalidInput: When the file can't be read, or has an array of objects.
     """
-    head = file.read(HEAD_BYTES)
-    container = container_of(head)
     try:
-        if container and container not in _OWN_CONTAINERS:
-            raise ValueError(f"it holds {container}")
-        file.seek(0)
-        values = {"features": load(file)} if container != "a zip archive" else _archive(file, columns)
+        values = _values(file, columns)
     except DAMAGE as error:
         raise InvalidInput(f"{location} can't be read: {str(error)[:300].rstrip('.')}.") from error
     yield Record(values, functools.partial(str, location))
 
 
-def load(file: BinaryIO) -> NDArray[Any]:
+def _values(file: IO[bytes], columns: Collection[str]) -> dict[str, object]:
+    """Return the arrays of a file by name.
+
+    Raises:
+        ValueError: When the file has another format.
+    """
+    container = container_of(file.read(HEAD_BYTES))
+    file.seek(0)
+    if container == _ZIP:
+        return _archive(file, columns)
+    if container not in ("", _NPY):
+        raise ValueError(f"it holds {container}")
+    return {"features": load(file)}
+
+
+def load(file: IO[bytes]) -> NDArray[Any]:
     """Read the array of an .npy file.
 
     Raises:
@@ -75,7 +85,7 @@ def load(file: BinaryIO) -> NDArray[Any]:
     return np.ndarray(shape, dtype, content, order="F" if is_fortran else "C")
 
 
-def _header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any], bytes]:
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any], bytes]:
     """Return the shape of an array, whether its order is Fortran's, its type, and content that was read beyond it.
 
     Raises:
@@ -91,10 +101,13 @@ def _header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any], bytes
     return shape, is_fortran, dtype, start.read()
 
 
-def _archive(file: BinaryIO, columns: Collection[str]) -> dict[str, object]:
+def _archive(file: IO[bytes], columns: Collection[str]) -> dict[str, object]:
     """Return the arrays of an .npz file by name. Arrays that are not in `columns` are None.
 
     If a column is missing, the shapes of the other arrays are found, for the error message.
+
+    Raises:
+        ValueError: When two arrays have the same name, or an array can't be read.
     """
     with zipfile.ZipFile(file) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}

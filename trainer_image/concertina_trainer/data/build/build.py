@@ -280,7 +280,8 @@ def _finish(
     digest, fields = template.digest if template else "", recipe.fields()
 
     def manifest_of(shards: Sequence[TokenShard], counts: ChatCounts) -> DataManifest:
-        chats = recipe.chats and ChatFacts(recipe.chats.length, digest, *dataclasses.astuple(counts))
+        length = recipe.chats.length if recipe.chats else None
+        chats = None if length is None else ChatFacts(length, digest, *dataclasses.astuple(counts))
         return DataManifest(FORMAT, loaded.vocab_size, facts, fields, tuple(shards), chats)
 
     result = _without_duplicates(folder, records, written, recipe)
