@@ -191,6 +191,21 @@ def test_the_cache_is_bounded(stored, expected, data_cache):
     assert held(data_cache)
 
 
+def test_a_draft_that_another_process_writes_keeps_its_room_until_the_process_ends(stored, expected, data_cache):
+    config = DataConfig.model_construct(**{**dict(DataConfig(uri=stored)), "cache_size": "2000"})
+    data_cache.mkdir()
+    with (data_cache / "0123.draft").open("wb") as draft:
+        draft.truncate(900)
+        fcntl.flock(draft, fcntl.LOCK_EX)
+        for cached in (True, False):
+            reader = Reader(config, LENGTH, seed=1)
+            assert (reader.read(0, 600) == expected).all()
+            assert sum(path.stat().st_size for path in held(data_cache)) <= 2000 - 900 * cached
+            assert (data_cache / "0123.draft").exists() is cached
+            if cached:
+                draft.close()
+
+
 def test_a_shard_damaged_in_the_cache_is_fetched_again(stored, expected, data_cache):
     Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600)
     for i, path in enumerate(held(data_cache)):
