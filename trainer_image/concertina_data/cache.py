@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import itertools
 import math
 import os
@@ -236,40 +237,85 @@ class Stored:
     def _keep(self, path: Path, pieces: Sequence[memoryview]) -> bool:
         """Write a file to the cache, after deleting old files to make room. Return whether it was written.
 
-        Only one process does this at a time, so that the size limit holds.
+        Several threads and processes write at the same time, because the kernel takes longer for new pages than the
+        checksum does. Only one makes room at a time, so that the size limit holds.
+
+        Raises:
+            StorageError: When the folder is full or can't be used.
+        """
+        size, until = sum(map(len, pieces)), time.monotonic() + REQUEST.total_seconds()
+        while (draft := self._room_for(path, size)) is None:
+            if time.monotonic() > until:
+                return False
+            time.sleep(_SLICE)
+        with draft, self._takes(size, draft):
+            for piece in pieces:
+                while piece:
+                    piece = piece[draft.write(piece) :]
+            Path(draft.name).replace(path)
+        return True
+
+    def _room_for(self, path: Path, size: int) -> io.FileIO | None:
+        """Return an empty draft of `size` bytes for a file, which is locked, after deleting old files to make room.
+
+        The result is None if other writers have to end first.
 
         Raises:
             StorageError: When the folder is full or can't be used.
         """
         with self._locked(self._folder / "room.lock") as alone, self._usable():
             if not alone:
-                return False
-            for leftover in self._folder.glob("*.draft"):  # left by killed processes: only one process writes at a time
-                leftover.unlink(missing_ok=True)
+                return None
+            reserved = 0
+            for other in self._folder.glob("*.draft"):
+                if _is_left(other):
+                    other.unlink(missing_ok=True)
+                else:
+                    reserved += _used(other)[1]
+            draft = path.with_suffix(".draft")
+            if draft.exists() or (reserved and size + reserved > self._cache.limit):
+                return None
             cached = {file: _used(file) for file in self._folder.glob("*.data") if file != path}
-            size = sum(map(len, pieces))
-            total = size + sum(size for _, size in cached.values())
+            total = size + reserved + sum(size for _, size in cached.values())
             for file in sorted(cached, key=lambda file: cached[file]):
                 if total <= self._cache.limit:
                     break
                 total -= cached[file][1]
                 file.unlink(missing_ok=True)  # existing mappings stay valid
-            draft = path.with_suffix(".draft")
-            try:
-                with draft.open("wb", buffering=0) as out:
-                    for piece in pieces:
-                        while piece:
-                            piece = piece[out.write(piece) :]
-            except OSError as error:
-                with contextlib.suppress(OSError):  # it may not exist
-                    draft.unlink()
-                raise StorageError(
-                    f"{self._folder} can't take a shard of {size} bytes ({error.strerror}): free "
-                    "space on this node, reduce the cache (trainer.data.cacheSize), or set "
-                    "CONCERTINA_CACHE to another folder."
-                ) from error
-            draft.replace(path)
-            return True
+            made = io.FileIO(draft, "xb")
+            with self._takes(size, made):
+                fcntl.flock(made, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                made.truncate(size)
+            return made
+
+    @contextlib.contextmanager
+    def _takes(self, size: int, draft: io.FileIO) -> Iterator[None]:
+        """Delete the draft if the `with` block fails to write it.
+
+        Raises:
+            StorageError: When the folder can't take the draft's `size` bytes.
+        """
+        try:
+            yield
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                Path(draft.name).unlink()
+            draft.close()
+            if not isinstance(error, OSError):
+                raise
+            raise StorageError(
+                f"{self._folder} can't take a shard of {size} bytes ({error.strerror}): free "
+                "space on this node, reduce the cache (trainer.data.cacheSize), or set "
+                "CONCERTINA_CACHE to another folder."
+            ) from error
+
+
+def _is_left(draft: Path) -> bool:
+    """Return whether a killed process left the draft. A process that writes a draft has locked it."""
+    with contextlib.suppress(OSError), draft.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def _try_lock(lock: IO[str], seconds: float) -> bool:

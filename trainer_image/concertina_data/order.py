@@ -18,7 +18,7 @@ import functools
 import itertools
 import math
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -120,6 +120,7 @@ class Order:
         """Number of turns of each group in one period of the pattern."""
         self.window = max(1, WINDOW // self.groups)
         """Number of shards of a window of one group."""
+        self._places = _places(turns, self.groups)
         self._earlier = _earlier(turns)
         self.epoch_size = self._total()
         if not self.epoch_size:
@@ -150,8 +151,7 @@ class Order:
     def _taken(self, position: int) -> list[int]:
         """Return the number of positions before `position` that each group has."""
         periods, offset = divmod(position, len(self._turns))
-        counts = Counter(self._turns[:offset])
-        return [periods * self._share + counts[group] for group in range(self.groups)]
+        return [periods * self._share + bisect_left(places, offset) for places in self._places]
 
     def _permuted_window(self, epoch: int, group: int, window: int) -> tuple[int, Permutation]:
         """Return the first sequence of a group's window, and the permutation of the window's sequences.
@@ -207,6 +207,14 @@ class Order:
         edges = [place, place + self.window, place + 2 * self.window]
         cuts = [shards[max(first, edges[i]) : min(last + 1, edges[i + 1])] for i in range(2)]
         return [cut for cut in cuts if cut]
+
+
+def _places(turns: Sequence[int], groups: int) -> list[array[int]]:
+    """Return the turns of each group, in ascending order."""
+    places = [array("q") for _ in range(groups)]
+    for turn, group in enumerate(turns):
+        places[group].append(turn)
+    return places
 
 
 def _earlier(turns: Sequence[int]) -> list[int]:

@@ -194,8 +194,6 @@ def _build(options: argparse.Namespace) -> None:
     )  # fmt: skip
     if options.most_overlapping is not None and not options.against:
         raise InvalidInput("--most-overlapping needs --against, the evaluation data to compare with.")
-    if options.chat and recipe.duplicates is Duplicates.removed:
-        raise InvalidInput("--duplicates remove does not support --chat: remove equal chats from the sources first.")
     if options.chat:
         if options.length is None:
             raise InvalidInput("--chat needs --length, the longest sequence that is trained: give one, as 2048.")

@@ -199,6 +199,32 @@ def test_options_that_do_not_go_together_are_refused(tmp_path, monkeypatch, caps
     assert said in capsys.readouterr().err
 
 
+def test_equal_chats_are_removed_with_their_counts(tmp_path, capsys):
+    """Lines that differ in their spaces are equal chats, even if one is a validation chat."""
+    file = chats.tokenizer(tmp_path / "model", chats.CHATML)
+    records = [chats.chat(1, 2, 3, 4), chats.chat(1, system="so long " * 200), *map(chats.chat, range(10))]
+    lines = [json.dumps(record, separators=(",", ":" + spaces)) for spaces in ("", " ", "  ") for record in records]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    command = ["data", "build", "--processes", "1", "--tokenizer", str(file), "--chat", "--length", "100"]
+    command += ["--validation", "0.4", "--shard-mebibytes", "0.001"]
+    every, unique = tmp_path / "every", tmp_path / "unique"
+    for out, kind in ((every, "count"), (unique, "remove")):
+        assert cli.main([*command, "--out", str(out), "--duplicates", kind, str(tmp_path / "a.jsonl")]) == 0
+        assert "22 documents occur earlier in the data" in capsys.readouterr().out
+    before = [samples(every / folder)[1] for folder in ("", "validation")]
+    after = [samples(unique / folder)[1] for folder in ("", "validation")]
+    assert all(before)
+    assert sorted(after[0] + after[1]) == sorted({str(chat): chat for chat in before[0] + before[1]}.values())
+    assert not [chat for chat in after[1] if chat in after[0]], "no validation chat is a training chat"
+    facts = [samples(unique / folder)[0].chats for folder in ("", "validation")]
+    assert sum(each.trained for each in facts) == sum(sum(weights) for _, weights in after[0] + after[1])
+    assert sum(each.truncated for each in facts) == 1
+    assert sum(each.dropped for each in facts) == 3, "dropped chats are no documents, so none is a duplicate"
+    assert cli.main(["data", "verify", str(unique)]) == 0
+    config = DataConfig(uri=str(unique), documents="Packed")
+    assert Reader(config, 100, 1).read(0, 2).shape == (2, 101)
+
+
 @pytest.fixture(scope="module")
 def uri(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chats")

@@ -81,9 +81,18 @@ def test_a_build_with_too_many_contaminated_documents_ends_with_a_report(tmp_pat
     assert len(documents(tmp_path / "out")) == 3
 
 
+def test_documents_that_were_removed_as_duplicates_do_not_count_as_contaminated(tmp_path):
+    for name, texts in (("a", ["clean " * 20, WORDS, WORDS, f"more {WORDS}", WORDS]), ("eval", [WORDS])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    build = ["--against", tmp_path / "eval.jsonl", "--most-overlapping", "2", "--processes", "1", tmp_path / "a.jsonl"]
+    assert command(tmp_path / "all", *build) == 78
+    assert command(tmp_path / "counted", "--duplicates", "count", *build) == 78
+    assert command(tmp_path / "unique", "--duplicates", "remove", *build) == 0
+    reports = [json.loads((tmp_path / out / "overlap.json").read_text()) for out in ("all", "counted", "unique")]
+    assert [report["trainingDocuments"] for report in reports] == [4, 4, 2]
+    assert reports[2]["examples"] == [WORDS[:200], f"more {WORDS}"[:200]], "each text once"
+
+
 def test_options_that_need_others_are_refused(tmp_path, sources, capsys):
     assert command(tmp_path / "out", "--most-overlapping", "1", sources) == 78
     assert "--most-overlapping needs --against" in capsys.readouterr().err
-    chat = ["--chat", "--length", "9", "--tokenizer", "t.json"]
-    assert command(tmp_path / "out", "--duplicates", "remove", *chat, sources) == 78
-    assert "--duplicates remove does not support --chat" in capsys.readouterr().err

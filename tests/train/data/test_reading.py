@@ -135,7 +135,7 @@ def test_a_large_shard_is_fetched_in_pieces(stored, expected, between, hasty, mo
     assert between.asked["shard-000000.bin"] >= 4
 
 
-@pytest.mark.parametrize("size", [150, 650, 1500])
+@pytest.mark.parametrize("size", [0, 150, 650, 1500])
 def test_a_large_shard_of_another_size_is_named(stored, hasty, monkeypatch, size):
     folder = ObjectPrefix(stored)
     folder.put("shard-000000.bin", (folder.get("shard-000000.bin") * 3)[:size])
@@ -189,6 +189,21 @@ def test_the_cache_is_bounded(stored, expected, data_cache):
         assert (reader.read(start, start + 20) == expected[start : start + 20]).all()
         assert sum(path.stat().st_size for path in held(data_cache)) <= 2000
     assert held(data_cache)
+
+
+def test_a_draft_that_another_process_writes_keeps_its_room_until_the_process_ends(stored, expected, data_cache):
+    config = DataConfig.model_construct(**{**dict(DataConfig(uri=stored)), "cache_size": "2000"})
+    data_cache.mkdir()
+    with (data_cache / "0123.draft").open("wb") as draft:
+        draft.truncate(900)
+        fcntl.flock(draft, fcntl.LOCK_EX)
+        for cached in (True, False):
+            reader = Reader(config, LENGTH, seed=1)
+            assert (reader.read(0, 600) == expected).all()
+            assert sum(path.stat().st_size for path in held(data_cache)) <= 2000 - 900 * cached
+            assert (data_cache / "0123.draft").exists() is cached
+            if cached:
+                draft.close()
 
 
 def test_a_shard_damaged_in_the_cache_is_fetched_again(stored, expected, data_cache):

@@ -79,6 +79,33 @@ def test_features_and_members_have_the_types_of_their_formats(tmp_path):
     assert samples[7].values["jpg"] is None, "a member that nobody asked for is not read"
 
 
+def test_fields_of_a_json_member_are_columns(tmp_path):
+    texts = ["one", "ünïcode", "three"]
+    content = archive(
+        (f"{n}.{end}", part)
+        for n, text in enumerate(texts)
+        for end, part in (("jpg", b"\xff"), ("json", json.dumps({"text": text, "ids": [n, n + 1], "n": n}).encode()))
+    )
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.tar").write_bytes(content)
+    assert command(tmp_path, "--column", "json.text", tmp_path / "in") == 0
+    assert documents(tmp_path / "out") == texts
+    assert [sample.value("json.ids") for sample in read(tmp_path, "a.tar", content, "json.ids")] == [
+        [0, 1], [1, 2], [2, 3],
+    ]  # fmt: skip
+    [whole, *_] = read(tmp_path, "a.tar", content, "json")
+    assert json.loads(whole.value("json")) == {"text": "one", "ids": [0, 1], "n": 0}
+    with pytest.raises(InvalidInput, match=r"sample 0 has no json\.title, but jpg, json"):
+        read(tmp_path, "a.tar", content, "json.title")[0].value("json.title")
+    for order in (1, -1):
+        members = [("0.json", b'{"text": "a"}'), ("0.json.text", b"b")][::order]
+        with pytest.raises(InvalidInput, match=r"the sample /0 has json\.text twice"):
+            read(tmp_path, "a.tar", archive(members), "json.text")
+    for bad, said in ((b"{", "can't be read as JSON"), (b"[1]", "holds a list, not an object"), (b"[" * 10**5, "JSON")):
+        with pytest.raises(InvalidInput, match=f"the member 0.json {said}|the member 0.json .*{said}"):
+            read(tmp_path, "a.tar", archive([("0.json", bad)]), "json.text")
+
+
 def test_folders_and_descriptions_in_an_archive_are_no_samples(tmp_path):
     folder = tarfile.TarInfo("part")
     folder.type = tarfile.DIRTYPE
@@ -122,7 +149,7 @@ CUT = {
     "long header": ("a.tar", long_header(), f"an extended header has {2**40} bytes"),
     "huge member": ("a.tar", huge(), f"the member part/0000.txt has {2**40} bytes, and at most"),
     "no suffix": ("a.tar", archive([("README", b"a")]), "the member README has no suffix"),
-    "same name twice": ("a.tar", archive([("b.txt", b"a"), ("b.txt", b"b")]), "sample /b has two members txt"),
+    "same name twice": ("a.tar", archive([("b.txt", b"a"), ("b.txt", b"b")]), "sample /b has txt twice"),
     "no text": ("a.tar", archive([("b.jpg", b"a"), ("b.cls", b"b")]), "sample b has no txt, but jpg, cls: name the"),
     "text of another kind": ("a.tar", archive([("b.txt", b"\xff\xd8\xff.")]), "sample b: its txt holds an image, not"),
     "record cut in its length": ("a.tfrecord", RECORDS[:5], "a.tfrecord, record 1 is cut off"),
@@ -148,7 +175,7 @@ def test_what_is_damaged_or_no_text_is_refused_with_file_and_sample(tmp_path, ca
 
 def test_arrays_that_would_run_code_are_refused(tmp_path):
     content = archive([("a.x.npy", npy([{}], object))])
-    with pytest.raises(InvalidInput, match=r"a.tar: the member a.x.npy is not an array of numbers"):
+    with pytest.raises(InvalidInput, match=r"a.tar: the member a.x.npy can't be read: it is not an array of numbers"):
         read(tmp_path, "a.tar", content, "x")
 
 

@@ -1,6 +1,7 @@
 """Samples that a user's function transforms: equal in every world and after a restart, refused if they do not fit."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -90,6 +91,15 @@ def test_rows_of_a_bucket_are_the_beginning_of_the_transformed_sample(data):
         random = np.random.Generator(np.random.Philox(key=[SEED, place]))
         random.integers(0, 1000, LENGTH + 1)
         assert tokens == random.integers(0, 300, LENGTH + 1).tolist()[: len(tokens)]
+
+
+def test_the_samples_of_all_microbatches_of_a_step_are_divided_among_the_processes(data, monkeypatch):
+    """With one row in each microbatch, a request for each microbatch would leave all processes but one idle."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(3))
+    reader = Reader(config(data, "process"), LENGTH, SEED)
+    parts = microbatches(reader, plan_batch(BATCH, 1, 1), 0, 0)
+    assert len(parts) == BATCH
+    assert len({int(part.fields["time"][0, 0]) for part in parts}) == 3
 
 
 def test_a_program_that_a_transform_starts_does_not_read_the_samples(data):

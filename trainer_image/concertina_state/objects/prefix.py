@@ -146,7 +146,8 @@ class ObjectPrefix:
     def get_pieces(self, key: str, size: int) -> list[memoryview] | None:
         """Return the contents of an object in pieces, or None if it does not exist.
 
-        If the object has `size` bytes, as expected, pieces of PIECE bytes are requested concurrently.
+        If the object has `size` bytes, as expected, pieces of PIECE bytes are requested concurrently. An object that
+        ends before a piece, perhaps because it is empty, is requested as a whole.
         """
         try:
             with self._as_messages(f"read {key}"), concurrent.futures.ThreadPoolExecutor(CONCURRENCY) as pool:
@@ -160,6 +161,9 @@ class ObjectPrefix:
                 return [memoryview(first.bytes()), *(memoryview(piece.result()) for piece in later)]
         except FileNotFoundError:
             return None
+        except Missing:
+            content = self.get(key)
+            return None if content is None else [memoryview(content)]
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Return the bytes of each range [begin, end)."""

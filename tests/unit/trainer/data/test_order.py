@@ -106,6 +106,26 @@ def test_shards_are_expected_before_they_are_needed(counts, seed, turns, data):
     assert set(expected) <= set(shards.tolist())
 
 
+class Counted(list):
+    """Pattern of turns that counts how many turns are read."""
+
+    read = 0
+
+    def __getitem__(self, which):
+        found = super().__getitem__(which)
+        self.read += len(found) if isinstance(which, slice) else 1
+        return found
+
+
+def test_what_is_needed_next_is_found_without_the_whole_pattern_of_turns():
+    """A reader asks for it in each step, and a mixture of large weights has a pattern of millions of turns."""
+    turns = Counted(Interleave([9973, 27], 16).turns(0).tolist())
+    order = integers.Order([1000] * 40, 1, turns)
+    turns.read = 0
+    assert [len(order.nearby(position)) for position in (0, 9000, 39_000)] == [32, 32, 26]
+    assert turns.read < 100
+
+
 @given(weights=st.lists(st.integers(1, 12), min_size=1, max_size=4), groups=st.integers(1, 40))
 def test_each_group_has_its_part_of_each_source_and_of_each_batch(weights, groups):
     mixture = Interleave(weights, groups)

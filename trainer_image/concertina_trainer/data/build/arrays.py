@@ -1,42 +1,125 @@
-"""Records of NumPy files: the array of an .npy file is the value `features`, and those of an .npz file have names."""
+"""Records of NumPy files: the array of an .npy file is the value `features`, and those of an .npz file have names.
+
+NumPy's own reader allocates what a header announces, and reads all of a header of up to 4 GiB. This reader trusts no
+size in a file.
+"""
 
 from __future__ import annotations
 
 import functools
 import io
+import lzma
+import math
+import tokenize
 import zipfile
-from collections.abc import Iterator
-from typing import BinaryIO
+import zlib
+from collections.abc import Collection, Iterator
+from typing import IO, Any
 
 import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
 
 from concertina_state.errors import InvalidInput
-from concertina_trainer.data.build.content import container_of
-from concertina_trainer.data.build.records import Record
+from concertina_trainer.data.build.content import HEAD_BYTES, container_of
+from concertina_trainer.data.build.records import MOST_BYTES, Record, UnreadArray
 
-_OWN_CONTAINERS = ("a NumPy array", "a zip archive")
+_NPY, _ZIP = "a NumPy array", "a zip archive"
 """Names of the file formats that .npy and .npz files have, as found by `content.container_of`."""
+_MOST_HEADER_BYTES = 16384
+"""Maximum size of a header. NumPy itself parses none of more than 10,000 bytes."""
+_MOST_DESCRIBED = 20
+"""Maximum number of arrays that an error message describes."""
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+"""Reader of the header of each version of the format. Version 3 is only for records with named parts."""
+DAMAGE = (
+    ValueError, TypeError, SyntaxError, RuntimeError, OverflowError, EOFError, OSError, tokenize.TokenError,
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError,
+)  # fmt: skip
+"""Errors that NumPy and zipfile raise about a file's content."""
 
 
-def read_arrays(location: str, file: BinaryIO) -> Iterator[Record]:
-    """Yield the one record of a file.
+def read_arrays(location: str, file: IO[bytes], columns: Collection[str]) -> Iterator[Record]:
+    """Yield the one record of a file. Of an .npz file, only the arrays `columns` are read.
 
     Raises:
         InvalidInput: When the file can't be read, or has an array of objects.
     """
-    whole = file.read()
     try:
-        loaded = np.load(io.BytesIO(whole), allow_pickle=False)
-        values = {"features": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded}
-    except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise InvalidInput(f"{location} can't be read: {_why_unreadable(whole, error)}.") from error
+        values = _values(file, columns)
+    except DAMAGE as error:
+        raise InvalidInput(f"{location} can't be read: {str(error)[:300].rstrip('.')}.") from error
     yield Record(values, functools.partial(str, location))
 
 
-def _why_unreadable(whole: bytes, error: Exception) -> str:
-    container = container_of(whole)
-    if container and container not in _OWN_CONTAINERS:
-        return f"it holds {container}"
-    if "pickle" in str(error):  # NumPy's own message advises to allow pickle, which would run code from the file
-        return "it is not an array of numbers"
-    return str(error)[:300].rstrip(".")
+def _values(file: IO[bytes], columns: Collection[str]) -> dict[str, object]:
+    """Return the arrays of a file by name.
+
+    Raises:
+        ValueError: When the file has another format.
+    """
+    container = container_of(file.read(HEAD_BYTES))
+    file.seek(0)
+    if container == _ZIP:
+        return _archive(file, columns)
+    if container not in ("", _NPY):
+        raise ValueError(f"it holds {container}")
+    return {"features": load(file)}
+
+
+def load(file: IO[bytes]) -> NDArray[Any]:
+    """Read the array of an .npy file.
+
+    Raises:
+        ValueError: When the file is damaged, or its array is not one of numbers, or has more than MOST_BYTES.
+    """
+    shape, is_fortran, dtype, rest = _header(file)
+    size = math.prod(shape) * dtype.itemsize
+    if size > MOST_BYTES:
+        raise ValueError(f"its array has {size} bytes, and at most {MOST_BYTES} are read: divide it into documents")
+    content = rest + file.read(max(0, size - len(rest)))
+    if len(content) < size:
+        raise ValueError(f"it is cut off: its array has {size} bytes, and {len(content)} are there")
+    if len(content) > size or file.read(1):
+        raise ValueError("it continues after its array: write one array to each file")
+    return np.ndarray(shape, dtype, content, order="F" if is_fortran else "C")
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any], bytes]:
+    """Return the shape of an array, whether its order is Fortran's, its type, and content that was read beyond it.
+
+    Raises:
+        ValueError: When the array is not one of numbers.
+    """
+    start = io.BytesIO(file.read(_MOST_HEADER_BYTES))
+    read = _HEADERS.get(npy.read_magic(start))
+    if read is None:
+        raise ValueError("it is not an array of numbers")
+    shape, is_fortran, dtype = read(start)
+    if dtype.hasobject or not dtype.itemsize or not shape or min(shape) < 0:
+        raise ValueError("it is not an array of numbers")
+    return shape, is_fortran, dtype, start.read()
+
+
+def _archive(file: IO[bytes], columns: Collection[str]) -> dict[str, object]:
+    """Return the arrays of an .npz file by name. Arrays that are not in `columns` are None.
+
+    If a column is missing, the shapes of the other arrays are found, for the error message.
+
+    Raises:
+        ValueError: When two arrays have the same name, or an array can't be read.
+    """
+    with zipfile.ZipFile(file) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        if len(members) < len(archive.infolist()):
+            raise ValueError("it has two arrays of the same name")
+        values: dict[str, object] = dict.fromkeys(members)
+        for name in filter(members.__contains__, columns):
+            with archive.open(members[name]) as member:
+                values[name] = load(member)
+        if not members.keys() >= set(columns):
+            for name in [name for name in members if values[name] is None][:_MOST_DESCRIBED]:
+                with archive.open(members[name]) as member:
+                    shape, _, dtype, _ = _header(member)
+                values[name] = UnreadArray(shape, dtype)
+        return values

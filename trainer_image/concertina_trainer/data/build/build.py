@@ -33,11 +33,12 @@ from concertina_data.data_manifest import (
 from concertina_protocol.codec.typed_json import from_json
 from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
-from concertina_trainer.data.build.duplicates import first_occurrences, removed
+from concertina_trainer.data.build.chat_counts import NO_CHATS, ChatCounts
+from concertina_trainer.data.build.duplicates import chats_of, first_occurrences, removed, rows_of
 from concertina_trainer.data.build.find import find_evaluation
 from concertina_trainer.data.build.recipe import Duplicates, Recipe
 from concertina_trainer.data.build.sources import DataSource, Piece, check, cut
-from concertina_trainer.data.build.write import ChatCounts, ShardInput, Written, write
+from concertina_trainer.data.build.write import ShardInput, Written, write
 from concertina_trainer.data.defaults import CHAT_TEMPLATE, SHARD_BYTES
 from concertina_trainer.data.packing import pack
 
@@ -196,7 +197,7 @@ def _record(records: str, index: int) -> str:
 
 
 def _digests(records: str, index: int) -> tuple[str, str]:
-    """Return the names of the digests of an input's training documents and validation documents."""
+    """Return the names of the rows of an input's training documents and validation documents (see `duplicates.ROW`)."""
     return f"{records}-digests/part-{index:06}", f"{records}-digests/aside-{index:06}"
 
 
@@ -204,10 +205,10 @@ def _write(shard: ShardInput, uri: str, key: str, recipe: Recipe, shard_bytes: i
     """Write the shards of an input, and then the record that the input is finished. Any process can call this."""
     folder = ObjectPrefix(uri)
     check_claim = functools.partial(_check_claim, folder, key)
-    written, digests = write(shard, uri, VALIDATION, recipe, shard_bytes, check_claim)
+    written, rows = write(shard, uri, VALIDATION, recipe, shard_bytes, check_claim)
     check_claim()
     if recipe.duplicates is not Duplicates.kept:
-        for name, content in zip(_digests(_records(key), shard.index), digests, strict=True):
+        for name, content in zip(_digests(_records(key), shard.index), rows, strict=True):
             folder.put(name, content)
     folder.put(_record(_records(key), shard.index), json.dumps(dataclasses.asdict(written)).encode())
     return shard
@@ -278,34 +279,30 @@ def _finish(
     template = recipe.chat_template()
     digest, fields = template.digest if template else "", recipe.fields()
 
-    def manifest_of(shards: Iterator[TokenShard], counts: Iterator[ChatCounts]) -> DataManifest:
-        chats = None
-        if recipe.chats is not None:
-            total = sum(counts, start=ChatCounts())
-            chats = ChatFacts(recipe.chats.length, digest, *dataclasses.astuple(total))
+    def manifest_of(shards: Sequence[TokenShard], counts: ChatCounts) -> DataManifest:
+        length = recipe.chats.length if recipe.chats else None
+        chats = None if length is None else ChatFacts(length, digest, *dataclasses.astuple(counts))
         return DataManifest(FORMAT, loaded.vocab_size, facts, fields, tuple(shards), chats)
 
-    unique = _unique(folder, records, written, recipe)
-    if unique is None:
+    result = _without_duplicates(folder, records, written, recipe)
+    if result is None:
         return None
-    shards, shards_aside, duplicates, replaced = unique
-    manifest = manifest_of(iter(shards), (part.training_chats for part in written))
-    aside = manifest_of(iter(shards_aside), (part.validation_chats for part in written))
+    manifest = manifest_of(result.training, result.training_chats)
+    aside = manifest_of(result.validation, result.validation_chats)
     if not manifest.tokens:
         raise InvalidInput(f"there is no text to train on: all {aside.documents:,} documents are empty or set aside.")
     overlap = None
     if recipe.against:
         from concertina_trainer.data.build.overlap import report
 
-        overlap = report(recipe, [part.overlap for part in written])
+        overlap = report(recipe, [part.overlap for part in written], result.overlapping)
         _check_claim(folder, key)  # checked again, because the report takes long
         folder.put("overlap.json", json.dumps(overlap, indent=1).encode())
-        documents = sum(part.overlap.documents for part in written)
-        if most_overlapping is not None and documents > most_overlapping:
+        if most_overlapping is not None and result.overlapping > most_overlapping:
             raise InvalidInput(
-                f"{documents:,} training documents share {recipe.ngram} consecutive words with the evaluation data, "
-                f"and --most-overlapping is {most_overlapping:,}: {folder.uri}/overlap.json has examples. Remove these "
-                "documents from the sources and build into another folder, or give a higher --most-overlapping."
+                f"{result.overlapping:,} training documents share {recipe.ngram} consecutive words with the evaluation "
+                f"data, and --most-overlapping is {most_overlapping:,}: {folder.uri}/overlap.json has examples. Remove "
+                "these documents from the sources and build into another folder, or give a higher --most-overlapping."
             )
     if loaded.file:
         folder.put("tokenizer.json", loaded.file)
@@ -320,45 +317,77 @@ def _finish(
         validation.put(NAME, aside.to_json())
     folder.put(NAME, manifest.to_json())
     folder.delete([_record(records, index) for index in range(count)])
-    folder.delete([*folder.list(f"{records}-digests"), *replaced])
+    folder.delete([*folder.list(f"{records}-digests"), *result.replaced])
     if "://" not in folder.uri:
         _sweep(Path(folder.uri), records)
-    return manifest, overlap, duplicates
+    return manifest, overlap, result.duplicates
 
 
-def _unique(
+@dataclasses.dataclass(frozen=True)
+class _Result:
+    """Shards of a finished build, and counts of their documents."""
+
+    training: Sequence[TokenShard]
+    validation: Sequence[TokenShard]
+    training_chats: ChatCounts
+    validation_chats: ChatCounts
+    overlapping: int
+    """Number of training documents that share an n-gram with the evaluation data."""
+    duplicates: int | None = None
+    """Number of documents that occurred before, or None if they were not counted."""
+    replaced: Sequence[str] = ()
+    """Names of shards' files that other shards replace, because duplicates were removed."""
+
+
+def _without_duplicates(
     folder: ObjectPrefix, records: str, written: Sequence[Written], recipe: Recipe
-) -> tuple[Sequence[TokenShard], Sequence[TokenShard], int | None, Sequence[str]] | None:
+) -> _Result | None:
     """Count the duplicates, and remove them if the recipe says so.
 
-    Return the training shards, the validation shards, the number of duplicates or None if they are not counted, and the
-    names of training files that were replaced. The result is None if another process has just finished the build.
+    A validation document that is equal to a training document is a duplicate too. For text, there is none, because
+    equal texts are either all training data or all validation data. Lines of JSON that differ can become equal chats.
+
+    Return None if another process has just finished the build.
     """
     shards = [shard for part in written for shard in part.training]
     shards_aside = [shard for part in written for shard in part.validation]
+    chats = sum((part.training_chats for part in written), start=NO_CHATS)
+    chats_aside = sum((part.validation_chats for part in written), start=NO_CHATS)
+    whole = _Result(shards, shards_aside, chats, chats_aside, sum(part.overlap.documents for part in written))
     if recipe.duplicates is Duplicates.kept:
-        return shards, shards_aside, None, ()
-    digests = [[folder.get(name) for name in _digests(records, index)] for index in range(len(written))]
-    training, aside = (b"".join(part for part in kind if part is not None) for kind in zip(*digests, strict=True))
-    if any(part is None for pair in digests for part in pair):
-        return None  # another process has finished the build, and deletes the digests
-    first, first_aside = first_occurrences(training), first_occurrences(aside)
-    duplicates = int((~first).sum()) + int((~first_aside).sum())
+        return whole
+    names = [_digests(records, index) for index in range(len(written))]
+    recorded = [folder.get(name) for kind in range(2) for name in (pair[kind] for pair in names)]
+    if None in recorded:
+        return None  # another process has finished the build, and deletes the rows
+    rows = rows_of(b"".join(part for part in recorded if part is not None))
+    count = sum(shard.documents for shard in shards)
+    first = first_occurrences(rows)
+    whole = dataclasses.replace(whole, duplicates=int((~first).sum()))
     if recipe.duplicates is Duplicates.counted:
-        return shards, shards_aside, duplicates, ()
+        return whole
     element_bytes = sum(field.bytes for field in recipe.fields())
-    unique = removed(folder, shards, first, element_bytes)
+    unique = removed(folder, shards, first[:count], element_bytes)
     validation = ObjectPrefix(f"{folder.uri}/{VALIDATION}", create=True)
-    unique_aside = removed(validation, shards_aside, first_aside, element_bytes)
+    unique_aside = removed(validation, shards_aside, first[count:], element_bytes)
     if unique is None or unique_aside is None:
         return None
-    replaced = [
-        f"{prefix}{name}"
-        for prefix, before, after in (("", shards, unique), (f"{VALIDATION}/", shards_aside, unique_aside))
-        for shard in set(before) - set(after)
-        for name in (shard.file, shard.documents_file)
-    ]
-    return unique, unique_aside, duplicates, replaced
+    kept, kept_aside = rows[:count][first[:count]], rows[count:][first[count:]]
+    return dataclasses.replace(
+        whole,
+        training=unique,
+        validation=unique_aside,
+        # dropped chats have no rows
+        training_chats=dataclasses.replace(chats_of(kept), dropped=chats.dropped),
+        validation_chats=dataclasses.replace(chats_of(kept_aside), dropped=chats_aside.dropped),
+        overlapping=int(kept["overlaps"].sum()),
+        replaced=[
+            f"{prefix}{name}"
+            for prefix, before, after in (("", shards, unique), (f"{VALIDATION}/", shards_aside, unique_aside))
+            for shard in set(before) - set(after)
+            for name in (shard.file, shard.documents_file)
+        ],
+    )
 
 
 def _pack(folder: ObjectPrefix, manifest: DataManifest, length: int) -> None:

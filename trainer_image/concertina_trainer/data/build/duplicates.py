@@ -1,8 +1,9 @@
 """Documents that occur more than once in a data set: they are counted, and removed on request.
 
-Each input of a build records a digest of each of its documents. The process that finishes the build compares the
-digests of all inputs. It keeps the first occurrence of each document, in the order of the shards, so the result does
-not depend on the number of processes and machines. A shard without duplicates is not written again.
+Each input of a build records a row for each of its documents: a digest, and what is counted. The process that finishes
+the build compares the digests of all inputs. It keeps the first occurrence of each document, in the order of the
+shards, so the result does not depend on the number of processes and machines. A shard without duplicates is not written
+again.
 """
 
 from __future__ import annotations
@@ -15,10 +16,17 @@ from numpy.typing import NDArray
 
 from concertina_data.data_manifest import TokenShard
 from concertina_state.objects.prefix import ObjectPrefix
+from concertina_trainer.data.build.chat_counts import ChatCounts
 from concertina_trainer.data.build.draft import Draft
 
 DIGEST_BYTES = 16
 """Bytes of a digest. Among 10^12 different documents, the chance of two equal digests is below 10^-14."""
+
+
+ROW = np.dtype([("digest", np.void, DIGEST_BYTES), ("trained", "<u4"), ("truncated", np.uint8), ("overlaps", np.bool_)])
+"""Row of a document. `trained` and `truncated` are its ChatCounts. `overlaps` says whether it has an n-gram of the
+evaluation data."""
+_Rows = NDArray[np.void]
 
 
 def digest(document: bytes) -> bytes:
@@ -26,12 +34,24 @@ def digest(document: bytes) -> bytes:
     return hashlib.sha256(document).digest()[:DIGEST_BYTES]
 
 
-def first_occurrences(digests: bytes) -> NDArray[np.bool_]:
+def row(document: bytes, chats: ChatCounts, overlaps: bool) -> tuple[bytes, int, int, bool]:
+    """Return the row of a document with this content. `overlaps` says whether it overlaps with evaluation data."""
+    return digest(document), chats.trained, chats.truncated, overlaps
+
+
+def rows_of(recorded: bytes) -> _Rows:
+    return np.frombuffer(recorded, ROW)
+
+
+def first_occurrences(rows: _Rows) -> NDArray[np.bool_]:
     """Return for each document whether it is the first one with its digest."""
-    values = np.frombuffer(digests, np.dtype((np.void, DIGEST_BYTES)))
-    first = np.zeros(len(values), bool)
-    first[np.unique(values, return_index=True)[1]] = True
+    first = np.zeros(len(rows), bool)
+    first[np.unique(rows["digest"], return_index=True)[1]] = True
     return first
+
+
+def chats_of(rows: _Rows) -> ChatCounts:
+    return ChatCounts(int(rows["trained"].sum(dtype=np.int64)), int(rows["truncated"].sum(dtype=np.int64)))
 
 
 def removed(

@@ -119,21 +119,27 @@ class Search:
         self._documents = 0
         self._examples: list[str] = []
 
-    def search(self, text: bytes) -> None:
+    def search(self, text: bytes) -> bool:
+        """Return whether a text has an n-gram of the evaluation files, and count the text if it has."""
         places = _places(ngrams(text, self._length), self._table)
         if not len(places):
-            return
+            return False
         self._documents += 1
         if len(self._examples) < _EXAMPLES:
             self._examples.append(text[:_EXAMPLE_BYTES].decode(errors="replace"))
         self._matched.update(places.tolist())
+        return True
 
     def found(self) -> Overlap:
         return Overlap(self._documents, tuple(sorted(self._matched)), tuple(self._examples))
 
 
-def report(recipe: Recipe, overlaps: Sequence[Overlap]) -> dict[str, object]:
-    """Return the number of training documents with an n-gram of the evaluation files, and counts for each such file."""
+def report(recipe: Recipe, overlaps: Sequence[Overlap], documents: int) -> dict[str, object]:
+    """Return the report of the search: counts for each evaluation file, and examples of training documents.
+
+    `documents` is the number of training documents with an n-gram of the evaluation files. It is lower than the sum of
+    those of `overlaps` if duplicates were removed.
+    """
     table = _table(recipe)
     matched = np.zeros(len(table), bool)
     for overlap in overlaps:
@@ -152,6 +158,5 @@ def report(recipe: Recipe, overlaps: Sequence[Overlap]) -> dict[str, object]:
                 "ngramsFound": int(matched[every].sum()),
             }
         )
-    examples = [example for overlap in overlaps for example in overlap.examples][:_EXAMPLES]
-    documents = sum(overlap.documents for overlap in overlaps)
+    examples = [*dict.fromkeys(example for overlap in overlaps for example in overlap.examples)][:_EXAMPLES]
     return {"ngram": recipe.ngram, "trainingDocuments": documents, "examples": examples, "files": files}

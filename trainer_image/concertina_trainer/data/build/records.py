@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,14 @@ from concertina_trainer.data.build.content import why_not_text
 
 MOST_BYTES = 2**30
 """Maximum size of a record, or of one value of it, in the formats that give the size before the content."""
+
+
+@dataclass(frozen=True)
+class UnreadArray:
+    """Array of a file that no column needs."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
 
 
 @dataclass(frozen=True)
@@ -54,11 +63,11 @@ class Record:
 
 def _described(item: tuple[str, object]) -> str:
     name, value = item
-    return f"{name} ({value.dtype} {list(value.shape)})" if isinstance(value, np.ndarray) else name
+    return f"{name} ({value.dtype} {list(value.shape)})" if isinstance(value, np.ndarray | UnreadArray) else name
 
 
 def _advice(values: Mapping[str, object]) -> str:
-    if any(isinstance(value, np.ndarray) for value in values.values()):
+    if any(isinstance(value, np.ndarray | UnreadArray) for value in values.values()):
         return "name arrays with --field, such as features=float16x20, and an array of token ids with --tokens"
     return "name the column with --column"
 

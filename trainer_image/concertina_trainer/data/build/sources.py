@@ -346,7 +346,7 @@ def _tfrecord(piece: Piece, file: BinaryIO, columns: Sequence[str]) -> Iterator[
 def _arrays(piece: Piece, file: BinaryIO, columns: Sequence[str]) -> Iterator[Record]:
     from concertina_trainer.data.build.arrays import read_arrays  # needs numpy
 
-    return read_arrays(piece.source.location, file)
+    return read_arrays(piece.source.location, file, columns)
 
 
 _FORMATS: dict[str, Callable[[Piece, BinaryIO, Sequence[str]], Iterator[Record]]] = {

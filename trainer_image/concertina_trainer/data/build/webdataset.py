@@ -2,7 +2,8 @@
 
 The key of a member is its name up to the first dot of the base name. The rest, in lower case, names the member's value:
 `web/0001.txt` and `web/0001.ids.npy` are the values `txt` and `ids` of the sample `web/0001`
-(https://github.com/webdataset/webdataset).
+(https://github.com/webdataset/webdataset). The fields of the object in a member `web/0001.json` are the values
+`json.FIELD`.
 
 The standard library treats a damaged header as the end of an archive. This reader refuses such an archive, because
 samples would be missing without notice.
@@ -12,18 +13,20 @@ from __future__ import annotations
 
 import functools
 import io
+import json
 import tarfile
 from collections.abc import Collection, Iterator
 from typing import BinaryIO, Self
 
-import numpy as np
-
 from concertina_state.errors import InvalidInput
-from concertina_trainer.data.build.records import MOST_BYTES, Record
+from concertina_trainer.data.build.arrays import DAMAGE, load
+from concertina_trainer.data.build.records import MOST_BYTES, Record, kind
 
 _MOST_HEADER_BYTES = 2**20
 """Maximum size of an extended header, which contains a long name and the like."""
 _EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_JSON = "json"
+"""Name of the member with a JSON object, whose fields can be columns too."""
 _ADVICE = "restore the archive, or write it again with webdataset.TarWriter"
 
 
@@ -78,8 +81,14 @@ def _samples(location: str, archive: tarfile.TarFile, columns: Collection[str]) 
             values = {}
         key, name = f"{folder}/{stem}", name.lower().removesuffix(".npy")
         if name in values:
-            raise InvalidInput(f"{location}: the sample {_shown(key)} has two members {_shown(name)}: {_ADVICE}.")
-        values[name] = _value(location, archive, member) if name in columns else None
+            raise InvalidInput(f"{location}: the sample {_shown(key)} has {_shown(name)} twice: {_ADVICE}.")
+        is_read = name in columns or (name == _JSON and any(column.startswith(f"{_JSON}.") for column in columns))
+        values[name] = _value(location, archive, member) if is_read else None
+        if name == _JSON and values[name] is not None:
+            fields = _fields(location, member, values[name], columns)
+            if twice := fields.keys() & values.keys():
+                raise InvalidInput(f"{location}: the sample {_shown(key)} has {_shown(min(twice))} twice: {_ADVICE}.")
+            values |= fields
     if values:
         yield _record(location, key, values)
 
@@ -112,9 +121,29 @@ def _value(location: str, archive: tarfile.TarFile, member: tarfile.TarInfo) -> 
     if not member.name.lower().endswith(".npy"):
         return content
     try:
-        return np.load(io.BytesIO(content), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise InvalidInput(f"{location}: the member {_shown(member.name)} is not an array of numbers.") from error
+        return load(io.BytesIO(content))
+    except DAMAGE as error:
+        raise InvalidInput(
+            f"{location}: the member {_shown(member.name)} can't be read: {str(error)[:300].rstrip('.')}."
+        ) from error
+
+
+def _fields(location: str, member: tarfile.TarInfo, content: object, columns: Collection[str]) -> dict[str, object]:
+    """Return the fields of a JSON member that are columns, by their names as columns.
+
+    Raises:
+        InvalidInput: When a column is a field, and the member is not a JSON object.
+    """
+    names = {column: column.removeprefix(f"{_JSON}.") for column in columns if column.startswith(f"{_JSON}.")}
+    if not names:
+        return {}
+    try:
+        found = json.loads(content) if isinstance(content, bytes) else content
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{location}: the member {_shown(member.name)} can't be read as JSON ({error}).") from error
+    if not isinstance(found, dict):
+        raise InvalidInput(f"{location}: the member {_shown(member.name)} holds a {kind(found)}, not an object.")
+    return {column: found[name] for column, name in names.items() if name in found}
 
 
 def _check_end(location: str, archive: tarfile.TarFile) -> None:

@@ -10,10 +10,13 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
+
 from concertina_data.data_manifest import TokenShard
 from concertina_state.objects.prefix import ObjectPrefix
+from concertina_trainer.data.build.chat_counts import NO_CHATS, ChatCounts
 from concertina_trainer.data.build.draft import Draft
-from concertina_trainer.data.build.duplicates import digest
+from concertina_trainer.data.build.duplicates import ROW, row
 from concertina_trainer.data.build.overlap import Search
 from concertina_trainer.data.build.recipe import Duplicates, Overlap, Recipe
 from concertina_trainer.data.build.sources import Piece, read_documents
@@ -37,26 +40,14 @@ class ShardInput:
 
 
 @dataclasses.dataclass(frozen=True)
-class ChatCounts:
-    """Counts of the chats of some shards (see `data_manifest.ChatFacts`)."""
-
-    trained: int = 0
-    truncated: int = 0
-    dropped: int = 0
-
-    def __add__(self, other: ChatCounts) -> ChatCounts:
-        return ChatCounts(self.trained + other.trained, self.truncated + other.truncated, self.dropped + other.dropped)
-
-
-@dataclasses.dataclass(frozen=True)
 class Written:
     """Shards that a ShardInput has become."""
 
     training: tuple[TokenShard, ...]
     validation: tuple[TokenShard, ...]
     overlap: Overlap
-    training_chats: ChatCounts = ChatCounts()
-    validation_chats: ChatCounts = ChatCounts()
+    training_chats: ChatCounts = NO_CHATS
+    validation_chats: ChatCounts = NO_CHATS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +60,7 @@ class Document:
     """Text in which n-grams of evaluation files are searched for."""
     content: bytes
     """Tokens, or b"" if the document is dropped."""
-    chats: ChatCounts = ChatCounts()
+    chats: ChatCounts = NO_CHATS
 
 
 class ShardWriter:
@@ -83,7 +74,7 @@ class ShardWriter:
         self._shard_bytes, self._check = shard_bytes, check
         self._draft, self._text_bytes = Draft(), 0
         self._written: list[TokenShard] = []
-        self.chats = ChatCounts()
+        self.chats = NO_CHATS
 
     def add(self, document: Document) -> None:
         self.chats += document.chats
@@ -112,7 +103,8 @@ def write(
 ) -> tuple[Written, tuple[bytes, bytes]]:
     """Write the training shards of an input to `uri`, and its validation shards to the folder `aside` in `uri`.
 
-    Return also the digests of the training documents and of the validation documents.
+    Return also the rows of the training documents and of the validation documents (see `duplicates.ROW`). They are
+    empty if duplicates are neither counted nor removed.
 
     A shard contains about `shard_bytes` of text. `check` is called before each write, and raises an error if another
     build is now writing to the folder.
@@ -122,21 +114,19 @@ def write(
     training, validation = (
         ShardWriter(folder, name, element_bytes, shard_bytes, check) for folder in (uri, f"{uri}/{aside}")
     )
-    digests: tuple[list[bytes], list[bytes]] = ([], [])
+    rows: tuple[list[tuple[bytes, int, int, bool]], ...] = ([], [])
     counts = recipe.duplicates is not Duplicates.kept
     for document in _chats(source, recipe) if recipe.chats else _texts(source, recipe):
         is_aside = set_aside(document.source, recipe.validation)
-        if counts and document.content:
-            digests[is_aside].append(digest(document.content))
-        if is_aside:
-            validation.add(document)
-        else:
-            training.add(document)
-            if search is not None:
-                search.search(document.text)
+        (validation if is_aside else training).add(document)
+        if not document.content:
+            continue
+        overlaps = search is not None and not is_aside and search.search(document.text)
+        if counts:
+            rows[is_aside].append(row(document.content, document.chats, overlaps))
     overlap = search.found() if search is not None else Overlap()
     written = Written(training.finished(), validation.finished(), overlap, training.chats, validation.chats)
-    return written, (b"".join(digests[0]), b"".join(digests[1]))
+    return written, (np.array(rows[0], ROW).tobytes(), np.array(rows[1], ROW).tobytes())
 
 
 def _texts(source: ShardInput, recipe: Recipe) -> Iterator[Document]:

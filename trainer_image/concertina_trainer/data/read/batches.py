@@ -19,7 +19,7 @@ from torch import Tensor
 from concertina_trainer.config.data_config import DocumentMode
 from concertina_trainer.data.read.batch import BatchPlan
 from concertina_trainer.data.read.buckets import buckets
-from concertina_trainer.data.read.sequence_reader import Reader
+from concertina_trainer.data.read.sequence_reader import Reader, SequenceBatch
 
 AHEAD = 2
 _STALL_REPORT_SECONDS = 1.0
@@ -150,7 +150,13 @@ def microbatches(reader: Reader, plan: BatchPlan, rank: int, position: int, end:
     shapes = list(_shapes(reader, batch, plan, rank))
     reader.expect(position, np.concatenate([numbers for numbers, _, _ in shapes]))
     weight = 1.0 / max(1, int(reader.weight_sums(position, end).sum()))
-    return [_filled(reader, numbers[numbers < end], rows, length, weight) for numbers, rows, length in shapes]
+    own = [numbers[numbers < end] for numbers, _, _ in shapes]
+    samples = [tuple(reader.positions(numbers).tolist()) for numbers in own]
+    batches = [reader.sequences(numbers, rows) for numbers, (_, rows, _) in zip(own, shapes, strict=True)]
+    return [
+        _filled(reader.mode, batch, positions, length, weight)
+        for batch, positions, (_, _, length) in zip(reader.transformed(batches, samples), samples, shapes, strict=True)
+    ]
 
 
 def _shapes(
@@ -171,18 +177,18 @@ def _shapes(
             yield batch[bucket.sequences[cut.start : cut.stop]], bucket.plan.rows, bucket.length
 
 
-def _filled(reader: Reader, sequences: NDArray[np.int64], rows: int, length: int, weight: float) -> Microbatch:
-    count, samples = len(sequences), tuple(reader.positions(sequences).tolist())
-    batch = reader.transformed(reader.sequences(sequences, rows), samples)
+def _filled(
+    mode: DocumentMode, batch: SequenceBatch, samples: tuple[int, ...], length: int, weight: float
+) -> Microbatch:
     tokens = _cut(batch.tokens, length + 1)
     fields = {name: _cut(values, length + 1) for name, values in batch.fields.items()}
-    weights = torch.full((rows, length), weight)
-    weights[count:] = 0.0
+    weights = torch.full((len(batch.tokens), length), weight)
+    weights[len(samples) :] = 0.0
     if batch.predicted is None or batch.document_ids is None:
         return Microbatch(tokens, weights, None, samples, fields)
     of_tokens = batch.predicted if batch.weights is None else batch.weights
     weights *= torch.from_numpy(of_tokens[:, :length])
-    if reader.mode is DocumentMode.bucketed:
+    if mode is DocumentMode.bucketed:
         return Microbatch(tokens, weights, None, samples, fields)  # padding comes last, so no token attends to it
     return Microbatch(tokens, weights, _cut(batch.document_ids, length), samples, fields)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -99,6 +100,7 @@ class Reader:
         self.leave_out(skipped)
         self._stride = min(data_set.order.stride for data_set in self._sets)
         self._expected: tuple[int, tuple[int, ...]] | None = None
+        self._expected_plans = -1
         self._check()
         weights = [source.weight for source in sources]
         self.digests = tuple(data_set.manifest.digest for data_set in self._sets)
@@ -252,27 +254,29 @@ class Reader:
                         weights[i, offset : offset + size - 1] = targets
         return SequenceBatch(tokens, document_ids[:, :-1], predicted, fields, weights)
 
-    def transformed(self, batch: SequenceBatch, positions: Sequence[int]) -> SequenceBatch:
+    def transformed(
+        self, batches: Sequence[SequenceBatch], positions: Sequence[Sequence[int]]
+    ) -> Sequence[SequenceBatch]:
         """Return the sequences at these positions, after `trainer.data.transform`.
+
+        All batches of a step are given at once, so that their samples are divided among the processes that transform.
 
         Raises:
             InvalidInput: When the transform can't be used.
             TransformEnded: When a process that transforms has ended.
         """
-        if self._transform is None or not positions:
-            return batch
+        if self._transform is None:
+            return batches
         samples = [
             Sample(batch.tokens[row], {name: values[row] for name, values in batch.fields.items()}, position)
-            for row, position in enumerate(positions)
+            for batch, some in zip(batches, positions, strict=True)
+            for row, position in enumerate(some)
         ]
-        results = transforms(self._transform).apply(samples, self._seed, self.vocab_size)
-        count = len(results)  # the rows after these are padding
-        tokens = np.concatenate([np.stack([result.tokens for result in results]), batch.tokens[count:]])
-        fields = {
-            name: np.concatenate([np.stack([result.fields[name] for result in results]), values[count:]])
-            for name, values in batch.fields.items()
-        }
-        return dataclasses.replace(batch, tokens=tokens, fields=fields)
+        results = iter(transforms(self._transform).apply(samples, self._seed, self.vocab_size) if samples else ())
+        return [
+            _replaced(batch, list(itertools.islice(results, len(some))))
+            for batch, some in zip(batches, positions, strict=True)
+        ]
 
     def predicted(self, start: int, stop: int) -> _Numbers:
         """Return the number of predicted tokens in each of the sequences from `start` to `stop` - 1.
@@ -333,8 +337,13 @@ class Reader:
             self._expected = expected
 
     def expect_plans(self, start: int) -> None:
-        """Begin to open the plans that every rank needs from number `start` on."""
-        if self.mode is not DocumentMode.joined:
+        """Begin to open the plans that every rank needs from number `start` on.
+
+        A batch that needs no other plans than the previous one costs little.
+        """
+        expected = start // self._stride
+        if self.mode is not DocumentMode.joined and expected != self._expected_plans:
+            self._expected_plans = expected
             for data, position in self._next(start):
                 data.expect_plans(position)
 
@@ -359,6 +368,18 @@ def _places(datasets: Sequence[DataSet], interleave: Interleave, skipped: Skippe
         if inside.any():
             places[2:, inside] = data.order.at(nth[inside])
     return places
+
+
+def _replaced(batch: SequenceBatch, samples: Sequence[Sample]) -> SequenceBatch:
+    """Return the batch with other samples in its first rows. The rows after these are padding."""
+    if not samples:
+        return batch
+    tokens = np.concatenate([np.stack([sample.tokens for sample in samples]), batch.tokens[len(samples) :]])
+    fields = {
+        name: np.concatenate([np.stack([sample.fields[name] for sample in samples]), values[len(samples) :]])
+        for name, values in batch.fields.items()
+    }
+    return dataclasses.replace(batch, tokens=tokens, fields=fields)
 
 
 def _lay_out(

@@ -1,0 +1,129 @@
+"""Shards that an engine writes from pyarrow tables: those of `concertina data build`, whatever the engine repeats."""
+
+import json
+import random
+import runpy
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet as parquet
+import pytest
+
+from builders.programs import PREPARE
+from builders.train.built import documents
+from concertina_data.data_manifest import Field, parse
+from concertina_state.errors import InvalidInput
+from concertina_trainer import cli
+from concertina_trainer.config.data_config import DataConfig
+from concertina_trainer.data.build.recipe import Duplicates, Recipe, TypedRecipe
+from concertina_trainer.data.read.sequence_reader import Reader
+from concertina_trainer.data.tables import write_manifest, write_table
+
+TEXTS = [f"document {number} of {'ü' * (number % 40)}" for number in range(600)]
+TYPED = TypedRecipe.of("item", 300, (Field("time", "int64"), Field("place", "float32", 2)))
+EVENTS = [
+    {"item": [n, n + 1][: 1 + n % 2], "time": [10**12 + n] * (1 + n % 2), "place": [[n, 0.5]] * (1 + n % 2)}
+    for n in range(200)
+]
+OPTIONS = {
+    "text": (pyarrow.table({"text": TEXTS}), Recipe(), []),
+    "typed": (
+        pyarrow.Table.from_pylist(EVENTS), Recipe(typed=TYPED),
+        ["--tokens", "item", "--vocab-size", "300", "--field", "time=int64", "--field", "place=float32x2"],
+    ),
+}  # fmt: skip
+
+
+def contents(folder):
+    manifest = parse((folder / "manifest.json").read_bytes(), "")
+    shards = [(folder / shard.file, folder / shard.documents_file) for shard in manifest.shards]
+    return manifest, [(file.read_bytes(), begins.read_bytes()) for file, begins in shards]
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_a_table_becomes_the_same_shard_as_its_file(tmp_path, kind):
+    table, recipe, options = OPTIONS[kind]
+    parquet.write_table(table, tmp_path / "a.parquet")
+    command = ["data", "build", "--processes", "1", "--out", str(tmp_path / "built"), *options]
+    assert cli.main([*command, str(tmp_path / "a.parquet")]) == 0
+    out = str(tmp_path / "written")
+    write_manifest(write_table(table, out, recipe).to_pylist(), out, recipe)
+    built, written = contents(tmp_path / "built"), contents(tmp_path / "written")
+    assert built[1] == written[1]
+    assert (built[0].digest, built[0].tokenizer, built[0].fields) == (
+        written[0].digest, written[0].tokenizer, written[0].fields,
+    )  # fmt: skip
+    assert cli.main(["data", "verify", out]) == 0
+    assert len(Reader(DataConfig(uri=out), 8, 1).read(0, 20)) == 20
+
+
+def test_the_data_do_not_depend_on_the_order_of_rows_and_on_repeated_tasks(tmp_path):
+    table, recipe, _ = OPTIONS["text"]
+    parts = [table.slice(begin, 100) for begin in range(0, 600, 100)]
+    rows = {}
+    for out in ("one", "two"):
+        made = [write_table(part, str(tmp_path / out), recipe, shard_bytes=1000) for part in parts]
+        rows[out] = [row for some in made for row in some.to_pylist()]
+    write_table(parts[3], str(tmp_path / "two"), recipe, shard_bytes=1000)
+    random.Random(1).shuffle(rows["two"])
+    for out, some in rows.items():
+        write_manifest(some, str(tmp_path / out), recipe)
+        write_manifest(some, str(tmp_path / out), recipe)
+    one, two = contents(tmp_path / "one"), contents(tmp_path / "two")
+    assert one == two
+    assert len(one[1]) > 6, "a table of many documents becomes several shards"
+    assert sorted(documents(tmp_path / "one")) == sorted(TEXTS)
+
+
+def test_the_order_of_training_is_exact_over_shards_of_a_store(s3, data_cache):
+    table, recipe, _ = OPTIONS["text"]
+    rows = [
+        row
+        for begin in range(0, 600, 100)
+        for row in write_table(table.slice(begin, 100), "s3://train/tables", recipe).to_pylist()
+    ]
+    write_manifest(rows, "s3://train/tables", recipe)
+    whole = Reader(DataConfig(uri="s3://train/tables"), 16, 1).read(0, 300)
+    resumed = Reader(DataConfig(uri="s3://train/tables"), 16, 1)
+    assert (np.concatenate([resumed.read(100, 300), resumed.read(0, 100)]) == np.roll(whole, -100, axis=0)).all()
+
+
+def test_what_would_be_wrong_data_is_refused(tmp_path):
+    table, recipe, _ = OPTIONS["text"]
+    out = str(tmp_path / "out")
+    rows = write_table(table, out, recipe).to_pylist()
+    for said, some, other in (
+        ("no document was written", [], recipe),
+        ("written with another recipe", rows, Recipe(typed=TYPED)),
+        ("does not describe a shard", [{"file": "shard-1.bin"}], recipe),
+        ("is missing, but the manifest", [{**rows[0], "file": "shard-1.bin"}], recipe),
+        ("supports no validation", rows, Recipe(duplicates=Duplicates.removed)),
+    ):
+        with pytest.raises(InvalidInput, match=said):
+            write_manifest(some, out, other)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    write_manifest(rows, out, recipe)
+    more = write_table(pyarrow.table({"text": ["more"]}), out, recipe).to_pylist()
+    with pytest.raises(InvalidInput, match="already contains other data"):
+        write_manifest([*rows, *more], out, recipe)
+    with pytest.raises(InvalidInput, match="the table has no text, but body"):
+        write_table(pyarrow.table({"body": ["a"]}), out, recipe)
+    bad = pyarrow.table({"item": [[1], [300]], "time": [[1], [1]], "place": [[[0.0, 0.0]]] * 2})
+    with pytest.raises(InvalidInput, match="the table, row 2: its item has numbers from 300 to 300"):
+        write_table(bad, out, Recipe(typed=TYPED))
+
+
+def test_the_example_with_pyarrow_writes_embeddings(tmp_path, capsys):
+    generator = np.random.default_rng(0)
+    for number in range(3):
+        vectors = [generator.random((2 + n % 5, 16)).tolist() for n in range(20)]
+        parquet.write_table(pyarrow.table({"embedding": vectors}), tmp_path / f"{number}.parquet")
+    files = [str(tmp_path / f"{number}.parquet") for number in range(3)]
+    example = runpy.run_path(str(PREPARE / "with_pyarrow.py"))
+    rows = [row for file in files for row in example["prepare"](file, str(tmp_path / "out")).to_pylist()]
+    manifest = write_manifest(rows, str(tmp_path / "out"), example["RECIPE"])
+    assert (manifest.documents, len(manifest.shards)) == (48, 3)
+    assert json.loads((tmp_path / "out" / "manifest.json").read_bytes())["fields"][0]["width"] == 16
+    found = Reader(DataConfig(uri=str(tmp_path / "out")), 4, 1).sequences(np.arange(8)).fields["embedding"]
+    assert found.shape == (8, 5, 16)
+    assert (found > 0).all()
