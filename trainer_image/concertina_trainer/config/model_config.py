@@ -27,6 +27,24 @@ class RouterScores(enum.StrEnum):
     sigmoid = "Sigmoid"
 
 
+class ClampedSwigluConfig(Section):
+    """Experts and router of gpt-oss.
+
+    The experts compute a clamped variant of SwiGLU. Their matrices and the router's matrix have biases.
+    """
+
+    limit: float = Field(
+        default=7.0,
+        gt=0.0,
+        le=65536.0,
+        description="Limit of both factors before they are multiplied: the gate is at most limit, and the other factor "
+        "is between -limit and limit.",
+    )
+    alpha: float = Field(
+        default=1.702, gt=0.0, le=65536.0, description="Factor of the gate within the sigmoid function."
+    )
+
+
 class ExpertsConfig(Section):
     """Mixture of experts in place of a layer's feed-forward.
 
@@ -81,8 +99,19 @@ class ExpertsConfig(Section):
         "loss term: it rises for an expert below the mean load and falls for an expert above "
         "it. 0 keeps the biases constant. Absent: there are no biases.",
     )
+    clamped_swiglu: ClampedSwigluConfig | None = Field(
+        default=None,
+        description="Experts and router with biases and a clamped activation, as in gpt-oss. Absent: they have no "
+        "biases, and model.activation applies.",
+    )
 
     RULES = (
+        SectionRule(
+            "clampedSwiglu",
+            "!has(self.clampedSwiglu) || self.shared == 0",
+            lambda experts: experts.clamped_swiglu is None or experts.shared == 0,
+            "clampedSwiglu does not apply to shared experts: set shared to 0, or remove clampedSwiglu",
+        ),
         SectionRule(
             "activePerToken",
             "self.activePerToken <= self.count",
@@ -244,6 +273,14 @@ class ModelConfig(Section):
         description="Number of tokens that a token attends to (Mistral, Gemma). Absent: all previous tokens.",
     )
     qkv_bias: bool = Field(default=False, description="Whether a bias is added to queries, keys and values (Qwen 2).")
+    output_bias: bool = Field(
+        default=False, description="Whether a bias is added to the output of attention (gpt-oss)."
+    )
+    attention_sinks: bool = Field(
+        default=False,
+        description="Whether each head has a learned score that takes part in the softmax of the attention scores, "
+        "without a value (gpt-oss).",
+    )
     qk_norm: bool = Field(
         default=False,
         description="Whether the queries and keys of each head pass an RMSNorm before the rotation (Qwen 3).",
@@ -384,7 +421,15 @@ class ModelConfig(Section):
         """
         active = self._weights(self.experts.active_per_token if self.experts else 0)
         looked_up = 0 if self.tie_embeddings else self.vocab_size * self.dim
-        return active - looked_up - self.layers * self.block_vectors - self.dim
+        vectors = self.layers * self.block_vectors + self.routed_layers * self._expert_vectors + self.dim
+        return active - looked_up - vectors
+
+    @property
+    def _expert_vectors(self) -> int:
+        """Number of elements of the biases of a layer's router and of the experts that are chosen for a token."""
+        if self.experts is None or self.experts.clamped_swiglu is None:
+            return 0
+        return self.experts.count + self.experts.active_per_token * self._expert_bias_weights
 
     def _weights(self, experts: int) -> int:
         """Return the model's number of parameters, with `experts` routed experts in each layer that has experts."""
@@ -428,20 +473,29 @@ class ModelConfig(Section):
     def block_vectors(self) -> int:
         """Number of parameters of one decoder block that are vectors: norms and biases."""
         biases = self.query_dim + 2 * self.key_dim if self.qkv_bias else 0
+        biases += self.dim if self.output_bias else 0
         norms = (4 if self.post_norms else 2) * self.dim + (2 * self.resolved_head_dim if self.qk_norm else 0)
-        return norms + biases
+        return norms + biases + (self.heads if self.attention_sinks else 0)
+
+    @property
+    def _expert_bias_weights(self) -> int:
+        """Number of elements of the biases of one expert."""
+        if self.experts is None or self.experts.clamped_swiglu is None:
+            return 0
+        return 2 * self.expert_dim + self.dim
 
     @property
     def expert_weights(self) -> int:
         """Number of parameters of one expert."""
-        return 3 * self.dim * self.expert_dim
+        return 3 * self.dim * self.expert_dim + self._expert_bias_weights
 
     def routed_block_weights(self, experts: int) -> int:
         """Return the number of parameters of a block with experts, counting only `experts` of its routed experts."""
         if self.experts is None:
             return self.block_weights
         attention = self.block_weights - 3 * self.dim * self.resolved_hidden_dim
-        return attention + self.experts.count * self.dim + (experts + self.experts.shared) * self.expert_weights
+        router = self.experts.count * (self.dim + (self.experts.clamped_swiglu is not None))
+        return attention + router + (experts + self.experts.shared) * self.expert_weights
 
     RULES: ClassVar[tuple[SectionRule, ...]] = (
         SectionRule(
@@ -474,6 +528,14 @@ class ModelConfig(Section):
             f"!has(self.lora) || !has(self.experts) && !(has(self.size) && self.size in {list(WITH_EXPERTS)})",
             lambda model: model.lora is None or model.experts is None,
             "lora is for dense models, because routers and their biases would still be trained: remove lora or experts",
+        ),
+        SectionRule(
+            "activation",
+            "!has(self.experts) || !has(self.experts.clampedSwiglu) || self.activation == 'Silu'",
+            lambda model: (
+                model.experts is None or model.experts.clamped_swiglu is None or model.activation is Activation.silu
+            ),
+            "experts.clampedSwiglu replaces the activation function: remove activation or experts.clampedSwiglu",
         ),
         SectionRule(
             "hiddenDim",
@@ -515,7 +577,8 @@ def _has_fields_of_size(model: ModelConfig) -> bool:
     experts = dumped["experts"]
     if "experts" not in SIZES[model.size]:
         return experts is None and all(dumped[name] == value for name, value in fields.items())
-    same_experts = experts["hiddenDim"] is None and all(experts[name] == value for name, value in EXPERTS.items())
+    unset = experts["hiddenDim"] is None and experts["clampedSwiglu"] is None
+    same_experts = unset and all(experts[name] == value for name, value in EXPERTS.items())
     return same_experts and all(dumped[name] == value for name, value in fields.items())
 
 
@@ -530,7 +593,8 @@ ModelConfig.RULES = (
     SectionRule(
         "size",
         f"!has(self.size) || {' && '.join(map(_of_size, _SIZED))} && (!has(self.experts) || "
-        f"self.size in {list(WITH_EXPERTS)} && !has(self.experts.hiddenDim) && {_EXPERTS_OF_SIZE})",
+        f"self.size in {list(WITH_EXPERTS)} && !has(self.experts.hiddenDim) && "
+        f"!has(self.experts.clampedSwiglu) && {_EXPERTS_OF_SIZE})",
         _has_fields_of_size,
         "size sets the other fields of the decoder: remove size, or all other fields except vocabSize and "
         "sequenceLength",

@@ -41,11 +41,13 @@ def with_described_model(config: TrainerConfig, start: Restore, channel: Request
     except (InvalidInput, StorageError) as error:
         # Restoring reports what is damaged, and takes an older checkpoint if the job allows it.
         saved, unreadable = None, error
+    left_out = ""
     if saved is not None and saved.from_ == uri:
         found, where = saved, f"the saved state of step {start.step}"
     else:
         try:
-            found, where = read_model(uri), f"{uri}/{hf_config.NAME}"
+            described, where = _described(uri), f"{uri}/{hf_config.NAME}"
+            found, left_out = described.model(), described.left_out
         except (InvalidInput, StorageError) as error:
             # The folder may be gone since the first round, so the state is what has to be mended.
             raise unreadable or error from error
@@ -54,6 +56,7 @@ def with_described_model(config: TrainerConfig, start: Restore, channel: Request
     name = kind[0] if kind else "a decoder"
     return whole, (
         f"the model is the one in {where}: {name}, {whole.model.layers} layers, {whole.model.weights:,} weights"
+        + (f". {left_out}" if left_out else "")
     )
 
 
@@ -78,10 +81,14 @@ def read_model(uri: str) -> ModelConfig:
         InvalidInput: When there is no config.json, or the decoder does not support its model.
         StorageError: When storage can't be read.
     """
+    return _described(uri).model()
+
+
+def _described(uri: str) -> hf_config.Described:
     text = final(lambda: ObjectPrefix(uri).get(hf_config.NAME))
     if text is None:
         raise InvalidInput(f"{uri} has no {hf_config.NAME}: correct spec.trainer.model.from.")
-    return hf_config.read(text, f"{uri}/{hf_config.NAME}").model()
+    return hf_config.read(text, f"{uri}/{hf_config.NAME}")
 
 
 def _saved(start: Restore, channel: Requests) -> ModelConfig | None:

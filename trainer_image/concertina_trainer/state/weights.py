@@ -79,6 +79,8 @@ class SafetensorsFiles:
 
         Some programs store the same weights twice. config.json then says that they are tied.
         """
+        self._left_out = range(0)
+        """Numbers of the layers that the files may contain and the model does not have."""
         if uri.endswith(ENDING):
             folder, _, file = uri.rpartition("/")
             self._folder, self._keys = ObjectPrefix(folder), [file]
@@ -112,7 +114,7 @@ class SafetensorsFiles:
     def of(self, model: ModelConfig) -> tuple[list[FileWeights], str]:
         """Return the tensors of the files, under the names that this project has for the weights of the model.
 
-        The second result is a sentence about what could not be checked, or "".
+        The second result is a sentence about what could not be checked or is left out, or "".
 
         Raises:
             InvalidInput: When config.json describes another model, a file can't be used, or the model lacks a tensor.
@@ -120,10 +122,12 @@ class SafetensorsFiles:
         where = f"{self._folder.uri}/{hf_config.NAME}"
         text = self._folder.get(hf_config.NAME)
         if text is not None:
-            family, unchecked = hf_config.check(text, where, model), ""
+            described, unchecked = hf_config.check(text, where, model), ""
+            family, remark = described.family, described.left_out
+            self._left_out = range(model.layers, model.layers + described.prediction_layers)
         else:
             found = hf_config.family_of(model)
-            family = found[1] if found else FAMILIES["llama"]
+            family, remark = found[1] if found else FAMILIES["llama"], ""
             unchecked = (
                 f"{where} is missing, so only the names and shapes of the weights were checked. Make sure "
                 f"that they were trained with the same {', '.join(UNSEEN)} and activation as in "
@@ -135,7 +139,7 @@ class SafetensorsFiles:
                 f"{self.uri} has {ENDS['head.weight']}, and this model uses its embeddings as output layer: set "
                 f"spec.trainer.model.tieEmbeddings to false, or put the config.json of the weights at {where}."
             )
-        return files, unchecked
+        return files, unchecked or remark
 
     def _read(self, key: str, model: ModelConfig, family: Family) -> Iterator[FileWeights]:
         """Yield readers of the file `key`, each with at most one part of each tensor.
@@ -156,7 +160,7 @@ class SafetensorsFiles:
             for name, entry in header.items():
                 is_tied_head = model.tie_embeddings and name == ENDS["head.weight"]
                 self._has_tied_head |= is_tied_head
-                if not (name.endswith(PASSED_OVER) or is_tied_head):
+                if not (name.endswith(PASSED_OVER) or is_tied_head or hf_names.layer_of(name) in self._left_out):
                     yield from _chunks_of(name, entry, header_size, where, model, family)
         except (Damaged, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise InvalidInput(f"{where} can't be read as a safetensors file: {str(error)[:MOST]}.") from error
