@@ -184,6 +184,10 @@ def _no_default(schema: dict[str, Any]) -> None:
     schema.pop("default")
 
 
+HF_ENTRYPOINT = "concertina_trainer.model.hf:spec"
+"""ModelSpec of the models of transformers. Its options are the fields of config.json."""
+
+
 class ModelConfig(Section):
     """Llama-style decoder (RMSNorm, rotary positions, grouped-query attention, SwiGLU), or a custom model."""
 
@@ -199,6 +203,15 @@ class ModelConfig(Section):
         default=None, description="Options of the model that entrypoint names, with any fields."
     )
 
+    hf: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        pattern=r"^\S+$",
+        description="Folder with the config.json of a causal language model that transformers computes, instead of the "
+        "bundled decoder: a path in the pods, or a URI. With it, only sequenceLength applies. It is slower, and has "
+        "fewer kinds of parallelism (docs/models.md).",
+    )
     from_: str | None = Field(
         default=None,
         alias="from",
@@ -351,6 +364,16 @@ class ModelConfig(Section):
             if given.get(name) is None or (name not in OF_DATA and given[name] == defaults[name]):
                 given[name] = value
         return given
+
+    @property
+    def custom(self) -> str | None:
+        """Entrypoint of the ModelSpec in place of the bundled decoder, or None for the bundled decoder."""
+        return HF_ENTRYPOINT if self.hf else self.entrypoint
+
+    @property
+    def named(self) -> str:
+        """Name of a model other than the bundled decoder, for messages."""
+        return str(self.hf or self.entrypoint)
 
     @property
     def resolved_kv_heads(self) -> int:
@@ -546,7 +569,7 @@ class ModelConfig(Section):
     )
 
 
-OF_ANY_MODEL = ("entrypoint", "options", "sequence_length")
+OF_ANY_MODEL = ("entrypoint", "options", "sequence_length", "hf")
 """Fields of spec.trainer.model that also apply to a custom model."""
 _OF_THE_DECODER = {name: field.default for name, field in ModelConfig.model_fields.items() if name not in OF_ANY_MODEL}
 
@@ -561,6 +584,10 @@ def _unsaid(name: str, default: object) -> str:
         return f"!has({path})"
     is_default = f"{path} == {json.dumps(default)}"
     return f"(!has({path}) || {is_default})" if to_camel(name) in OF_DATA else is_default
+
+
+_NO_DECODER = " && ".join(_unsaid(*field) for field in _OF_THE_DECODER.items())
+"""CEL expression that is true if the job sets no field of the decoder."""
 
 
 def _of_size(name: str) -> str:
@@ -608,7 +635,7 @@ ModelConfig.RULES = (
     ),
     SectionRule(
         "entrypoint",
-        f"!has(self.entrypoint) || {' && '.join(_unsaid(*field) for field in _OF_THE_DECODER.items())}",
+        f"!has(self.entrypoint) || {_NO_DECODER}",
         lambda model: (
             model.entrypoint is None
             or all(getattr(model, name) == default for name, default in _OF_THE_DECODER.items())
@@ -617,9 +644,21 @@ ModelConfig.RULES = (
         "remove entrypoint",
     ),
     SectionRule(
+        "hf",
+        f"!has(self.hf) || !has(self.entrypoint) && {_NO_DECODER}",
+        lambda model: (
+            model.hf is None
+            or (
+                model.entrypoint is None
+                and all(getattr(model, name) == default for name, default in _OF_THE_DECODER.items())
+            )
+        ),
+        "with hf, only sequenceLength applies: remove entrypoint and the decoder's other fields, or remove hf",
+    ),
+    SectionRule(
         "options",
-        "has(self.entrypoint) || !has(self.options)",
-        lambda model: model.entrypoint is not None or model.options is None,
+        "has(self.entrypoint) || has(self.hf) || !has(self.options)",
+        lambda model: model.custom is not None or model.options is None,
         "options are for the model that entrypoint names: add entrypoint, or remove options",
     ),
 )

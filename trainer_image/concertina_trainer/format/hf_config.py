@@ -27,6 +27,9 @@ from concertina_trainer.format.hf_windows import windows, windows_json
 
 NAME = "config.json"
 MOST_PREDICTION_LAYERS = 16
+MOST_BYTES, MOST_NAMED = 1 << 16, 6
+NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
+"""Fields of config.json that do not change what a model computes."""
 OF_TRAINING = ("sequenceLength", "lora.rank", "lora.alpha", "lora.targets", "lora.frozenDtype")
 """Fields of spec.trainer.model that are settings of training, and may differ although the model is the same."""
 
@@ -94,6 +97,41 @@ def read(text: bytes, where: str) -> Described:
             f"{where} describes a model that the bundled decoder does not support: {'; '.join(found.problems)}."
         )
     return found
+
+
+def fields_of(text: bytes, where: str) -> dict[str, Any]:
+    """Return the fields of a config.json without NOT_OF_THE_MODEL. `where` is its place, for messages.
+
+    Raises:
+        InvalidInput: When the text is not a JSON object, or too long to be saved with the state.
+    """
+    if len(text) > MOST_BYTES:
+        raise InvalidInput(f"{where} has {len(text)} bytes, and at most {MOST_BYTES} are supported.")
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{where} can't be read as a config.json: {str(error)[:300]}.") from error
+    if not isinstance(fields, dict):
+        raise InvalidInput(f"{where} can't be read as a config.json: it is not an object.")
+    return {name: value for name, value in fields.items() if name not in NOT_OF_THE_MODEL}
+
+
+def check_fields(text: bytes, where: str, options: Mapping[str, Any]) -> None:
+    """Check that a config.json has the same fields as the model of `model.hf`, whose fields are `options`.
+
+    Raises:
+        InvalidInput: When a field differs. The message has the fields and both values.
+    """
+    there = fields_of(text, where)
+    differing = [name for name in sorted({*there, *options}) if there.get(name, ABSENT) != options.get(name, ABSENT)]
+    if differing:
+        clauses = (
+            f"{name} is {_shown(there.get(name, ABSENT))}, and {_shown(options.get(name, ABSENT))} in the model"
+            for name in differing[:MOST_NAMED]
+        )
+        raise InvalidInput(
+            f"the initial weights belong to another model than spec.trainer.model.hf: in {where} {'; '.join(clauses)}."
+        )
 
 
 def check(text: bytes, where: str, model: ModelConfig) -> Described:
