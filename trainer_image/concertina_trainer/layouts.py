@@ -79,9 +79,9 @@ def _whole(dimension: str) -> LayoutRule:
     """Return the rule that a custom model must have degree 1 in one dimension of parallelism."""
     return LayoutRule(
         f"parallelism.{dimension}",
-        f"!has(self.trainer.model.entrypoint) || self.parallelism.{dimension} == 1",
-        lambda trainer, parallelism: trainer.model.entrypoint is None or getattr(parallelism, dimension) == 1,
-        f"{dimension} divides the bundled decoder, and the model of trainer.model.entrypoint supports only "
+        f"!has(self.trainer.model.entrypoint) && !has(self.trainer.model.hf) || self.parallelism.{dimension} == 1",
+        lambda trainer, parallelism: trainer.model.custom is None or getattr(parallelism, dimension) == 1,
+        f"{dimension} divides the bundled decoder, and the model of trainer.model.entrypoint or hf supports only "
         f"parallelism.shard: remove parallelism.{dimension}",
     )
 

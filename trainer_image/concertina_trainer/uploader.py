@@ -21,5 +21,8 @@ def main() -> NoReturn:
 
 def run(environment: Mapping[str, str]) -> uploader.UploadedRun:
     config = TrainerConfig.model_validate(json.loads(environment["CONCERTINA_TRAINER"]))
+    is_read = (
+        config.model.from_ is not None or config.model.hf is not None
+    )  # by the workers, which know the whole model
     trainer = config.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return uploader.UploadedRun(trainer, config.anomalies.reaches, trainer_in_shards=config.model.from_ is not None)
+    return uploader.UploadedRun(trainer, config.anomalies.reaches, trainer_in_shards=is_read)

@@ -148,18 +148,23 @@ def _with_described_model(spec: JobSpec, trainer: TrainerConfig) -> JobSpec:
     Raises:
         UserError: When the description can't be read here, or the decoder does not compute the model.
     """
-    uri = trainer.model.from_
+    uri, field = trainer.model.from_ or trainer.model.hf, "hf" if trainer.model.hf else "from"
     if uri is None:
         return spec
     try:
         from concertina_state.objects.prefix import StorageError
-        from concertina_trainer.state.described_model import filled_config, read_model
+        from concertina_trainer.state.described_model import filled_config, read_model, read_options
     except ImportError as error:
-        raise UserError(f"trainer.model.from can't be read here: {error}. Install concertina-cli[storage].") from error
+        raise UserError(
+            f"trainer.model.{field} can't be read here: {error}. Install concertina-cli[storage]."
+        ) from error
     try:
+        if trainer.model.hf:
+            model = trainer.model.model_copy(update={"options": read_options(uri)})
+            return spec.model_copy(update={"trainer": trainer.model_copy(update={"model": model})})
         whole = filled_config(trainer, read_model(uri), uri)
     except (InvalidInput, StorageError) as error:
-        raise UserError(f"trainer.model.from can't be planned: {error}") from error
+        raise UserError(f"trainer.model.{field} can't be planned: {error}") from error
     whole = whole.model_copy(update={"model": whole.model.model_copy(update={"from_": None})})
     return spec.model_copy(update={"trainer": whole})
 
@@ -177,7 +182,7 @@ def _own_model(file: Path, spec: JobSpec, options: PlanOptions, has_torch: bool)
         UserError: When the model can't be described, or when options for a custom model are given without one.
     """
     trainer = spec.trainer
-    if trainer is None or not trainer.model.entrypoint:
+    if trainer is None or not trainer.model.custom:
         if _data(options):
             raise UserError(
                 "--vocab-size and --field are for a model of your own: spec.trainer.model already has these values."
@@ -185,7 +190,7 @@ def _own_model(file: Path, spec: JobSpec, options: PlanOptions, has_torch: bool)
         return None
     if not has_torch:
         raise UserError(
-            f"{file} trains {trainer.model.entrypoint}, whose code says how large it is. "
+            f"{file} trains {trainer.model.named}, whose code says how large it is. "
             + WITHOUT_TORCH.format(image=spec.template.trainer.image or "IMAGE", file=file)
         )
     description = _run_planning(

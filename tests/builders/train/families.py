@@ -20,6 +20,10 @@ GEMMA3 = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
 }  # fmt: skip
+GPT_OSS = {
+    "head_dim": 16, "sliding_window": 7, "num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 0.7,
+    "rope_parameters": {**YARN, "rope_theta": 150000.0, "truncate": False},
+}  # fmt: skip
 MODELS = {
     "llama": ("llama", {}),
     "llama, tied": ("llama", {"tie_word_embeddings": True}),
@@ -42,6 +46,8 @@ MODELS = {
     "gemma2": ("gemma2", {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma2, no caps": ("gemma2", {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma3": ("gemma3_text", GEMMA3),
+    "gpt_oss": ("gpt_oss", GPT_OSS),
+    "gpt_oss, other limits": ("gpt_oss", {**GPT_OSS, "swiglu_limit": 0.4, "swiglu_alpha": 2.0, "num_hidden_layers": 4}),
     "glm4": ("glm4", {"head_dim": 16, "attention_bias": True, "pad_token_id": 0}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral, window": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7}),

@@ -153,21 +153,34 @@ SWITCHES = {
         "normOffset": True, "embeddingScale": True, "activation": "GeluTanh", "queryScale": 24, "attentionSoftCap": 0.1,
         "logitSoftCap": 0.2,
     },
+    "gpt-oss": {
+        "headDim": 16, "qkvBias": True, "outputBias": True, "attentionSinks": True,
+        "window": {"size": 5, "fullEvery": 2}, "ropeScaling": {"type": "Yarn", "factor": 4.0, "originalLength": 8},
+        "experts": {"count": 4, "hiddenDim": 24, "balanceLoss": 0.0, "clampedSwiglu": {"limit": 0.01}},
+    },
 }  # fmt: skip
-"""What the decoders of other families have. Caps are so low that they bend the values of an untrained model."""
+"""What the decoders of other families have.
+
+Caps and limits are so low that they bend the values of an untrained model.
+"""
 SWITCHES_LAW = "tests/train/trainer/test_gradients.py::test_so_have_the_layouts_of_other_families[qwen-fsdp x tensor]"
-IN_GATE = (("qwen", "fsdp x tensor"), ("gemma", "pipeline x tensor"))
+IN_GATE = (("qwen", "fsdp x tensor"), ("gemma", "pipeline x tensor"), ("gpt-oss", "async tensor"))
+OF_EXPERTS = {
+    "ep 2 x tensor": (4, {"expert": 2, "tensor": 2}),
+    "ep 4 x context": (4, {"expert": 4, "context": 2}),
+    "ep 2 x pipeline": (4, {"expert": 2, "pipeline": 2}),
+}
 
 
 @pytest.mark.parametrize(
     ("family", "layout"),
     [
         pytest.param(*case, id="-".join(case), marks=[] if case in IN_GATE else [pytest.mark.long(law=SWITCHES_LAW)])
-        for case in itertools.product(SWITCHES, LAYOUTS)
+        for case in (*itertools.product(SWITCHES, LAYOUTS), *itertools.product(["gpt-oss"], OF_EXPERTS))
     ],
 )
 def test_so_have_the_layouts_of_other_families(parent, trainer, tmp_path, family, layout):
-    world, parallelism = LAYOUTS[layout]
+    world, parallelism = (LAYOUTS | OF_EXPERTS)[layout]
     changed = {**trainer, "model": {**trainer["model"], "layers": 5, "heads": 4, "kvHeads": 2, **SWITCHES[family]}}
     found = whole_gradient(parent, changed, world, tmp_path, parallelism=parallelism, dtype=torch.float64)
     check(found, *mean_gradient(TrainerConfig.model_validate(changed), torch.float64))

@@ -17,7 +17,7 @@ from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.optimizer_config import OptimizerConfig
 from concertina_trainer.config.trainer import TrainerConfig
 
-MAY_CHANGE = ("from", "experts.balanceLoss", "experts.biasRate")
+MAY_CHANGE = ("from", "hf", "experts.balanceLoss", "experts.biasRate")
 """Fields of spec.trainer.model that may change when training resumes, because they do not affect the arithmetic."""
 ABSENT = object()
 LONGEST = 200

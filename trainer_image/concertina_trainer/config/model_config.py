@@ -27,6 +27,24 @@ class RouterScores(enum.StrEnum):
     sigmoid = "Sigmoid"
 
 
+class ClampedSwigluConfig(Section):
+    """Experts and router of gpt-oss.
+
+    The experts compute a clamped variant of SwiGLU. Their matrices and the router's matrix have biases.
+    """
+
+    limit: float = Field(
+        default=7.0,
+        gt=0.0,
+        le=65536.0,
+        description="Limit of both factors before they are multiplied: the gate is at most limit, and the other factor "
+        "is between -limit and limit.",
+    )
+    alpha: float = Field(
+        default=1.702, gt=0.0, le=65536.0, description="Factor of the gate within the sigmoid function."
+    )
+
+
 class ExpertsConfig(Section):
     """Mixture of experts in place of a layer's feed-forward.
 
@@ -81,8 +99,19 @@ class ExpertsConfig(Section):
         "loss term: it rises for an expert below the mean load and falls for an expert above "
         "it. 0 keeps the biases constant. Absent: there are no biases.",
     )
+    clamped_swiglu: ClampedSwigluConfig | None = Field(
+        default=None,
+        description="Experts and router with biases and a clamped activation, as in gpt-oss. Absent: they have no "
+        "biases, and model.activation applies.",
+    )
 
     RULES = (
+        SectionRule(
+            "clampedSwiglu",
+            "!has(self.clampedSwiglu) || self.shared == 0",
+            lambda experts: experts.clamped_swiglu is None or experts.shared == 0,
+            "clampedSwiglu does not apply to shared experts: set shared to 0, or remove clampedSwiglu",
+        ),
         SectionRule(
             "activePerToken",
             "self.activePerToken <= self.count",
@@ -155,6 +184,10 @@ def _no_default(schema: dict[str, Any]) -> None:
     schema.pop("default")
 
 
+HF_ENTRYPOINT = "concertina_trainer.model.hf:spec"
+"""ModelSpec of the models of transformers. Its options are the fields of config.json."""
+
+
 class ModelConfig(Section):
     """Llama-style decoder (RMSNorm, rotary positions, grouped-query attention, SwiGLU), or a custom model."""
 
@@ -170,6 +203,15 @@ class ModelConfig(Section):
         default=None, description="Options of the model that entrypoint names, with any fields."
     )
 
+    hf: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        pattern=r"^\S+$",
+        description="Folder with the config.json of a causal language model that transformers computes, instead of the "
+        "bundled decoder: a path in the pods, or a URI. With it, only sequenceLength applies. It is slower, and has "
+        "fewer kinds of parallelism (docs/models.md).",
+    )
     from_: str | None = Field(
         default=None,
         alias="from",
@@ -244,6 +286,14 @@ class ModelConfig(Section):
         description="Number of tokens that a token attends to (Mistral, Gemma). Absent: all previous tokens.",
     )
     qkv_bias: bool = Field(default=False, description="Whether a bias is added to queries, keys and values (Qwen 2).")
+    output_bias: bool = Field(
+        default=False, description="Whether a bias is added to the output of attention (gpt-oss)."
+    )
+    attention_sinks: bool = Field(
+        default=False,
+        description="Whether each head has a learned score that takes part in the softmax of the attention scores, "
+        "without a value (gpt-oss).",
+    )
     qk_norm: bool = Field(
         default=False,
         description="Whether the queries and keys of each head pass an RMSNorm before the rotation (Qwen 3).",
@@ -316,6 +366,16 @@ class ModelConfig(Section):
         return given
 
     @property
+    def custom(self) -> str | None:
+        """Entrypoint of the ModelSpec in place of the bundled decoder, or None for the bundled decoder."""
+        return HF_ENTRYPOINT if self.hf else self.entrypoint
+
+    @property
+    def named(self) -> str:
+        """Name of a model other than the bundled decoder, for messages."""
+        return str(self.hf or self.entrypoint)
+
+    @property
     def resolved_kv_heads(self) -> int:
         return self.kv_heads or self.heads
 
@@ -384,7 +444,15 @@ class ModelConfig(Section):
         """
         active = self._weights(self.experts.active_per_token if self.experts else 0)
         looked_up = 0 if self.tie_embeddings else self.vocab_size * self.dim
-        return active - looked_up - self.layers * self.block_vectors - self.dim
+        vectors = self.layers * self.block_vectors + self.routed_layers * self._expert_vectors + self.dim
+        return active - looked_up - vectors
+
+    @property
+    def _expert_vectors(self) -> int:
+        """Number of elements of the biases of a layer's router and of the experts that are chosen for a token."""
+        if self.experts is None or self.experts.clamped_swiglu is None:
+            return 0
+        return self.experts.count + self.experts.active_per_token * self._expert_bias_weights
 
     def _weights(self, experts: int) -> int:
         """Return the model's number of parameters, with `experts` routed experts in each layer that has experts."""
@@ -428,20 +496,29 @@ class ModelConfig(Section):
     def block_vectors(self) -> int:
         """Number of parameters of one decoder block that are vectors: norms and biases."""
         biases = self.query_dim + 2 * self.key_dim if self.qkv_bias else 0
+        biases += self.dim if self.output_bias else 0
         norms = (4 if self.post_norms else 2) * self.dim + (2 * self.resolved_head_dim if self.qk_norm else 0)
-        return norms + biases
+        return norms + biases + (self.heads if self.attention_sinks else 0)
+
+    @property
+    def _expert_bias_weights(self) -> int:
+        """Number of elements of the biases of one expert."""
+        if self.experts is None or self.experts.clamped_swiglu is None:
+            return 0
+        return 2 * self.expert_dim + self.dim
 
     @property
     def expert_weights(self) -> int:
         """Number of parameters of one expert."""
-        return 3 * self.dim * self.expert_dim
+        return 3 * self.dim * self.expert_dim + self._expert_bias_weights
 
     def routed_block_weights(self, experts: int) -> int:
         """Return the number of parameters of a block with experts, counting only `experts` of its routed experts."""
         if self.experts is None:
             return self.block_weights
         attention = self.block_weights - 3 * self.dim * self.resolved_hidden_dim
-        return attention + self.experts.count * self.dim + (experts + self.experts.shared) * self.expert_weights
+        router = self.experts.count * (self.dim + (self.experts.clamped_swiglu is not None))
+        return attention + router + (experts + self.experts.shared) * self.expert_weights
 
     RULES: ClassVar[tuple[SectionRule, ...]] = (
         SectionRule(
@@ -476,6 +553,14 @@ class ModelConfig(Section):
             "lora is for dense models, because routers and their biases would still be trained: remove lora or experts",
         ),
         SectionRule(
+            "activation",
+            "!has(self.experts) || !has(self.experts.clampedSwiglu) || self.activation == 'Silu'",
+            lambda model: (
+                model.experts is None or model.experts.clamped_swiglu is None or model.activation is Activation.silu
+            ),
+            "experts.clampedSwiglu replaces the activation function: remove activation or experts.clampedSwiglu",
+        ),
+        SectionRule(
             "hiddenDim",
             "!has(self.experts) || has(self.experts.hiddenDim) || !has(self.hiddenDim) || self.hiddenDim % 8 == 0",
             lambda model: model.experts is None or model.expert_dim % 8 == 0,
@@ -484,7 +569,7 @@ class ModelConfig(Section):
     )
 
 
-OF_ANY_MODEL = ("entrypoint", "options", "sequence_length")
+OF_ANY_MODEL = ("entrypoint", "options", "sequence_length", "hf")
 """Fields of spec.trainer.model that also apply to a custom model."""
 _OF_THE_DECODER = {name: field.default for name, field in ModelConfig.model_fields.items() if name not in OF_ANY_MODEL}
 
@@ -501,6 +586,10 @@ def _unsaid(name: str, default: object) -> str:
     return f"(!has({path}) || {is_default})" if to_camel(name) in OF_DATA else is_default
 
 
+_NO_DECODER = " && ".join(_unsaid(*field) for field in _OF_THE_DECODER.items())
+"""CEL expression that is true if the job sets no field of the decoder."""
+
+
 def _of_size(name: str) -> str:
     """Return a CEL expression that is true if the field `name` is not set, or has the value of the job's named size."""
     default = _OF_THE_DECODER[name]
@@ -515,7 +604,8 @@ def _has_fields_of_size(model: ModelConfig) -> bool:
     experts = dumped["experts"]
     if "experts" not in SIZES[model.size]:
         return experts is None and all(dumped[name] == value for name, value in fields.items())
-    same_experts = experts["hiddenDim"] is None and all(experts[name] == value for name, value in EXPERTS.items())
+    unset = experts["hiddenDim"] is None and experts["clampedSwiglu"] is None
+    same_experts = unset and all(experts[name] == value for name, value in EXPERTS.items())
     return same_experts and all(dumped[name] == value for name, value in fields.items())
 
 
@@ -530,7 +620,8 @@ ModelConfig.RULES = (
     SectionRule(
         "size",
         f"!has(self.size) || {' && '.join(map(_of_size, _SIZED))} && (!has(self.experts) || "
-        f"self.size in {list(WITH_EXPERTS)} && !has(self.experts.hiddenDim) && {_EXPERTS_OF_SIZE})",
+        f"self.size in {list(WITH_EXPERTS)} && !has(self.experts.hiddenDim) && "
+        f"!has(self.experts.clampedSwiglu) && {_EXPERTS_OF_SIZE})",
         _has_fields_of_size,
         "size sets the other fields of the decoder: remove size, or all other fields except vocabSize and "
         "sequenceLength",
@@ -544,7 +635,7 @@ ModelConfig.RULES = (
     ),
     SectionRule(
         "entrypoint",
-        f"!has(self.entrypoint) || {' && '.join(_unsaid(*field) for field in _OF_THE_DECODER.items())}",
+        f"!has(self.entrypoint) || {_NO_DECODER}",
         lambda model: (
             model.entrypoint is None
             or all(getattr(model, name) == default for name, default in _OF_THE_DECODER.items())
@@ -553,9 +644,21 @@ ModelConfig.RULES = (
         "remove entrypoint",
     ),
     SectionRule(
+        "hf",
+        f"!has(self.hf) || !has(self.entrypoint) && {_NO_DECODER}",
+        lambda model: (
+            model.hf is None
+            or (
+                model.entrypoint is None
+                and all(getattr(model, name) == default for name, default in _OF_THE_DECODER.items())
+            )
+        ),
+        "with hf, only sequenceLength applies: remove entrypoint and the decoder's other fields, or remove hf",
+    ),
+    SectionRule(
         "options",
-        "has(self.entrypoint) || !has(self.options)",
-        lambda model: model.entrypoint is not None or model.options is None,
+        "has(self.entrypoint) || has(self.hf) || !has(self.options)",
+        lambda model: model.custom is not None or model.options is None,
         "options are for the model that entrypoint names: add entrypoint, or remove options",
     ),
 )

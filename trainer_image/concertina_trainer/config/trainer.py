@@ -80,9 +80,9 @@ class ReproductionConfig(Section):
 COMPILE_RULES = (
     SectionRule(
         "compile",
-        "!has(self.compile) || self.compile != 'Blocks' || !has(self.model.entrypoint)",
-        lambda trainer: trainer.compile is not Compile.blocks or trainer.model.entrypoint is None,
-        "compile Blocks compiles the blocks of the bundled decoder only: remove compile, or model.entrypoint",
+        "!has(self.compile) || self.compile != 'Blocks' || !has(self.model.entrypoint) && !has(self.model.hf)",
+        lambda trainer: trainer.compile is not Compile.blocks or trainer.model.custom is None,
+        "compile Blocks compiles the blocks of the bundled decoder only: remove compile, or model.entrypoint and hf",
     ),
     SectionRule(
         "compile",

@@ -162,6 +162,8 @@ def export(checkpoint: StoredCheckpoint, data: str = "", ema: bool = False) -> E
         StorageError: When storage can't be read.
     """
     trainer = _exported_trainer(checkpoint)
+    if trainer.model.hf:
+        return _of_transformers(checkpoint, trainer, data, ema)
     if ema:
         require_average(checkpoint, trainer)
     shards = shards_of(checkpoint, trainer.model)
@@ -175,6 +177,24 @@ def export(checkpoint: StoredCheckpoint, data: str = "", ema: bool = False) -> E
     }
     files = {"config.json": config, **tokenizer.files}
     return Export(checkpoint.uri, shards, tensors, files, tokenizer.message)
+
+
+def _of_transformers(checkpoint: StoredCheckpoint, trainer: TrainerConfig, data: str, ema: bool) -> Export:
+    """Return the export of a model of `trainer.model.hf`, under the names of its module."""
+    if ema:
+        require_average(checkpoint, trainer)
+    shards = shards_of(checkpoint, trainer.model)
+    wholes = whole_chunks(shards, trainer.model)
+    if ema:
+        wholes |= whole_chunks(shards, trainer.model, AVERAGES)
+    tensors = [
+        Tensor(name.removeprefix(hf_names.MODEL), (Part(chunk),), chunk.global_shape)
+        for name, chunk in sorted(wholes.items())
+    ]
+    tokenizer = exported(trainer, checkpoint.manifest.data, data)
+    dtype = TORCH_NAMES[max((tensor.dtype for tensor in tensors), key=ITEM_SIZES.__getitem__)]
+    config = {**(trainer.model.options or {}), "torch_dtype": dtype, **tokenizer.config}
+    return Export(checkpoint.uri, shards, tensors, {"config.json": config, **tokenizer.files}, tokenizer.message)
 
 
 def require_average(checkpoint: StoredCheckpoint, trainer: TrainerConfig) -> None:

@@ -26,6 +26,10 @@ from concertina_trainer.format.hf_positions import OF_POSITIONS, contradictions,
 from concertina_trainer.format.hf_windows import windows, windows_json
 
 NAME = "config.json"
+MOST_PREDICTION_LAYERS = 16
+MOST_BYTES, MOST_NAMED = 1 << 16, 6
+NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
+"""Fields of config.json that do not change what a model computes."""
 OF_TRAINING = ("sequenceLength", "lora.rank", "lora.alpha", "lora.targets", "lora.frozenDtype")
 """Fields of spec.trainer.model that are settings of training, and may differ although the model is the same."""
 
@@ -45,10 +49,22 @@ class Described:
 
     A reason is a feature that the decoder does not have, or a field that is missing.
     """
+    prediction_layers: int = 0
+    """Number of layers after the last one that predict further tokens, which the decoder leaves out."""
 
     @property
     def family(self) -> Family:
         return FAMILIES[self.kind]
+
+    @property
+    def left_out(self) -> str:
+        """Sentence about the prediction layers that are left out, or "" if there are none."""
+        if not self.prediction_layers:
+            return ""
+        return (
+            f"{self.family.prediction_layers} is {self.prediction_layers}: the layers that predict further tokens are "
+            "neither loaded, nor trained, nor exported"
+        )
 
     def model(self) -> ModelConfig:
         """Return the described model as the section spec.trainer.model.
@@ -83,15 +99,50 @@ def read(text: bytes, where: str) -> Described:
     return found
 
 
-def check(text: bytes, where: str, model: ModelConfig) -> Family:
-    """Check that the contents of a config.json describe `model`, and return the family of the model.
+def fields_of(text: bytes, where: str) -> dict[str, Any]:
+    """Return the fields of a config.json without NOT_OF_THE_MODEL. `where` is its place, for messages.
+
+    Raises:
+        InvalidInput: When the text is not a JSON object, or too long to be saved with the state.
+    """
+    if len(text) > MOST_BYTES:
+        raise InvalidInput(f"{where} has {len(text)} bytes, and at most {MOST_BYTES} are supported.")
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{where} can't be read as a config.json: {str(error)[:300]}.") from error
+    if not isinstance(fields, dict):
+        raise InvalidInput(f"{where} can't be read as a config.json: it is not an object.")
+    return {name: value for name, value in fields.items() if name not in NOT_OF_THE_MODEL}
+
+
+def check_fields(text: bytes, where: str, options: Mapping[str, Any]) -> None:
+    """Check that a config.json has the same fields as the model of `model.hf`, whose fields are `options`.
+
+    Raises:
+        InvalidInput: When a field differs. The message has the fields and both values.
+    """
+    there = fields_of(text, where)
+    differing = [name for name in sorted({*there, *options}) if there.get(name, ABSENT) != options.get(name, ABSENT)]
+    if differing:
+        clauses = (
+            f"{name} is {_shown(there.get(name, ABSENT))}, and {_shown(options.get(name, ABSENT))} in the model"
+            for name in differing[:MOST_NAMED]
+        )
+        raise InvalidInput(
+            f"the initial weights belong to another model than spec.trainer.model.hf: in {where} {'; '.join(clauses)}."
+        )
+
+
+def check(text: bytes, where: str, model: ModelConfig) -> Described:
+    """Check that the contents of a config.json describe `model`, and return what they describe.
 
     Raises:
         InvalidInput: When a field differs. The message has each such field, both values, and what to set.
     """
     found = read(text, where)
     _refuse(_differences(found.model(), model, found.sources), where)
-    return found.family
+    return found
 
 
 def filled(model: ModelConfig, found: ModelConfig, where: str) -> ModelConfig:
@@ -187,7 +238,8 @@ def described(config: Mapping[str, Any]) -> Described:
         if not _equal(values[name], only)
     ]
     if config.get("quantization_config"):
-        problems.append(_not_built("quantization_config", config["quantization_config"], "weights as they are"))
+        only = "only weights that are not quantized: dequantize the weights first"
+        problems.append(_not_built("quantization_config", config["quantization_config"], only))
     problems += [
         _not_built(name, config[name], "no dropout")
         for name in ("attention_dropout", "resid_pdrop", "embd_pdrop")
@@ -199,7 +251,10 @@ def described(config: Mapping[str, Any]) -> Described:
     problems += [*of_positions.problems, *of_windows.problems]
     fields = {path: values.get(name) for path, name in sources.items()}
     fields |= {**of_positions.fields, **of_windows.fields, **family.fixed}
-    return Described(kind, fields, {**sources, **of_positions.sources, **of_windows.sources}, problems)
+    more = config.get(family.prediction_layers or "") or 0
+    if not isinstance(more, int) or isinstance(more, bool) or not 0 <= more <= MOST_PREDICTION_LAYERS:
+        problems.append(_not_built(str(family.prediction_layers), more, f"0 to {MOST_PREDICTION_LAYERS}"))
+    return Described(kind, fields, {**sources, **of_positions.sources, **of_windows.sources}, problems, more)
 
 
 def _with_defaults(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
@@ -238,6 +293,7 @@ def _written(kind: str, model: ModelConfig) -> dict[str, Any]:
         "use_cache": True,
         "pad_token_id": None,  # a family's default may be beyond the vocabulary
         **{name: value for name, value in family.only.items() if name not in OF_POSITIONS},
+        **({family.prediction_layers: 0} if family.prediction_layers else {}),
         **{name: values.get(path) for name, path in known.items()},
         "head_dim": model.resolved_head_dim,
         **positions_json(model),

@@ -114,8 +114,15 @@ class Family:
 
     Each value is this project's names of these weights, in the order of the rows.
     """
+    prediction_layers: str | None = None
+    """Field with the number of layers after the last one that predict further tokens. The decoder has no such layers.
+
+    Files may contain these layers. They are not loaded, as in transformers.
+    """
     windows: bool = False
     """True if the field sliding_window gives layers an attention window. Otherwise the field is ignored."""
+    needs_window: bool = False
+    """True if transformers needs a number in sliding_window."""
     full_every: int | None = None
     """Distance of layers without a window, where no field says otherwise. None: all layers have a window."""
     window_pattern: bool = False
@@ -245,8 +252,49 @@ FAMILIES = {
         names={**GEMMA_NORMS, **QK_NORM},
         windows=True,
         full_every=6,
+        needs_window=True,
         window_pattern=True,
         whole_heads=True,
+    ),
+    "gpt_oss": Family(
+        "GptOssForCausalLM",
+        fields={
+            "intermediate_size": "experts.hiddenDim",
+            "num_local_experts": "experts.count",
+            "num_experts_per_tok": "experts.activePerToken",
+            "swiglu_limit": "experts.clampedSwiglu.limit",
+            "swiglu_alpha": "experts.clampedSwiglu.alpha",
+        },
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150000.0,
+            "sliding_window": 128,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "swiglu_limit": 7.0,
+            "swiglu_alpha": 1.702,
+            "attention_bias": True,
+        },
+        # Without fields of positions, transformers assumes its own parameters of YaRN.
+        only={**PLAIN, "attention_bias": True, "rope_type": "yarn"},
+        fixed={"qkvBias": True, "outputBias": True, "attentionSinks": True, "experts.balanceLoss": 0.0},
+        names={
+            **QKV_BIAS,
+            "attention.output.bias": "self_attn.o_proj.bias",
+            "attention.sinks": "self_attn.sinks",
+            "feed_forward.router.weight": "mlp.router.weight",
+            "feed_forward.router.logit_bias": "mlp.router.bias",
+            "feed_forward.experts.gate_up": "mlp.experts.gate_up_proj",
+            "feed_forward.experts.gate_up_bias": "mlp.experts.gate_up_proj_bias",
+            "feed_forward.experts.down": "mlp.experts.down_proj",
+            "feed_forward.experts.down_bias": "mlp.experts.down_proj_bias",
+        },
+        windows=True,
+        needs_window=True,
+        full_every=2,
+        other_names={"num_experts": "num_local_experts"},
     ),
     "glm4": Family(
         "Glm4ForCausalLM",
@@ -296,6 +344,7 @@ FAMILIES = {
             "topk_group": 1,
         },
         only={"hidden_act": "silu", "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1},
+        prediction_layers="num_nextn_predict_layers",
         fixed={"experts.scores": "Sigmoid", "experts.biasRate": 0.0, "experts.balanceLoss": 0.0},
         names={
             **QKV_BIAS,

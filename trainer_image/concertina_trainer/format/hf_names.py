@@ -15,7 +15,7 @@ from concertina_trainer.format.hf_families import ENDS, EXPERT, NAMES, Family
 MODEL = "model."
 """Prefix of the names of weights in this trainer's checkpoints. Moments have other prefixes."""
 _LAYER = r"blocks\.(\d+)\.(.+)"
-_THEIR_LAYER = r"model\.layers\.(\d+)\.(.+)"
+_THEIR_LAYER = r"model\.layers\.(\d{1,9})\.(.+)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +52,12 @@ def ours(name: str, family: Family) -> Sequence[OwnName]:
         if match := re.fullmatch(re.escape(other).replace(re.escape(EXPERT), r"(\d+)"), layer[2]):
             return [OwnName(f"blocks.{layer[1]}.{own}", int(match[1]) if match.groups() else None)]
     return []
+
+
+def layer_of(name: str) -> int | None:
+    """Return the number of the layer of a Hugging Face tensor, or None if it does not belong to a layer."""
+    layer = re.fullmatch(_THEIR_LAYER, name)
+    return None if layer is None else int(layer[1])
 
 
 def rows(name: str, model: ModelConfig) -> int:

@@ -17,7 +17,7 @@ WINDOW, FULL = "sliding_attention", "full_attention"
 def windows(values: Mapping[str, Any], family: Family) -> Part:
     """Return the attention windows that a config.json describes. `values` has its fields and the family's defaults."""
     size, layers = values.get("sliding_window"), values.get("num_hidden_layers")
-    if family.window_pattern and size is None:
+    if family.needs_window and size is None:
         return Part({}, {}, ["sliding_window is null, and the bundled decoder needs a number in this model family"])
     if not family.windows or size is None or layers is None:
         return Part({}, {}, [])

@@ -56,10 +56,10 @@ class Continuation:
             StorageError: When storage can't be read.
         """
         trainer = trainer_of(checkpoint)
-        if trainer.model.entrypoint:
+        if trainer.model.custom:
             raise InvalidInput(
-                f"{checkpoint.uri} is of {trainer.model.entrypoint}, a model of your own: only the decoder generates "
-                "texts."
+                f"{checkpoint.uri} is of {trainer.model.named}: only the bundled decoder generates texts. Export the "
+                "checkpoint of a model of transformers (trainer.model.hf), and generate with transformers."
             )
         self.vocabulary: Vocabulary = read_vocabulary(*data_of(trainer, checkpoint.manifest.data, data))
         self._device = _device(device)

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from concertina_trainer.model.precision import precise
 from concertina_trainer.model.soft_cap import soft_capped
@@ -166,35 +166,57 @@ class Scores:
     """Soft cap of the scaled dot products (see `soft_capped`), or None."""
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scores: Scores) -> Tensor:
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scores: Scores, sinks: Tensor | None = None
+) -> Tensor:
     """Return causal attention under `mask`, as `[batch, heads, queries, head_dim]`.
 
-    The soft cap of `scores` is applied only with a mask. Callers with a soft cap therefore call causal_mask with
-    `needed`.
+    The soft cap of `scores` and the sinks are applied only with a mask. Callers with one of them therefore call
+    causal_mask with `needed`.
+
+    Args:
+        query: `[batch, heads, queries, head_dim]`.
+        key: `[batch, key heads, keys, head_dim]`.
+        value: `[batch, key heads, keys, head_dim]`.
+        mask: Result of causal_mask.
+        scores: How scores are computed from queries and keys.
+        sinks: Attention sinks, `[heads]`: a score of each head that takes part in the softmax and has no value (gpt-oss
+            model card, arXiv 2508.10925, section 2.2). None: the model has none.
     """
     gqa, scale = scores.gqa, scores.scale
     if mask is None:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=gqa)
-    if isinstance(mask, Tensor) and scores.soft_cap is None:
+    if isinstance(mask, Tensor) and scores.soft_cap is None and sinks is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=gqa)
     if isinstance(mask, Tensor):
-        return _capped(query, key, value, mask, scores)
+        return _by_pairs(query, key, value, mask, scores, sinks)
     # Within a compiled block, torch compiles FlexAttention with the block.
     flex: Any = flex_attention if torch.compiler.is_compiling() else _compiled()
     cap = None if scores.soft_cap is None else _cap_of(scores.soft_cap)
-    result: Tensor = flex(query, key, value, score_mod=cap, block_mask=mask, scale=scale, enable_gqa=gqa)
-    return result
+    arguments = {"score_mod": cap, "block_mask": mask, "scale": scale, "enable_gqa": gqa}
+    result: Tensor
+    if sinks is None:
+        result = flex(query, key, value, **arguments)
+        return result
+    result, sums = flex(query, key, value, return_aux=AuxRequest(lse=True), **arguments)
+    # The sink adds exp(sink) to the denominator exp(lse) of the softmax.
+    share: Tensor = (sums.lse - precise(sinks)[:, None]).sigmoid().unsqueeze(-1)
+    return (result * share).type_as(value)
 
 
-def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores) -> Tensor:
-    """Compute attention with a soft cap on CPU, from the scores of all pairs of a query and a key.
+def _by_pairs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores, sinks: Tensor | None) -> Tensor:
+    """Compute attention with a soft cap or sinks on CPU, from the scores of all pairs of a query and a key.
 
-    No attention kernel of torch on CPU applies a soft cap.
+    No attention kernel of torch on CPU supports these.
     """
     shared = query.size(1) // key.size(1)
     key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
     capped = soft_capped(query @ key.transpose(-2, -1) * scores.scale, scores.soft_cap)
-    return precise(capped.masked_fill(~mask, -torch.inf)).softmax(-1).type_as(value) @ value
+    visible = precise(capped.masked_fill(~mask, -torch.inf))
+    if sinks is None:
+        return visible.softmax(-1).type_as(value) @ value
+    column = precise(sinks).view(1, -1, 1, 1).expand(*visible.shape[:3], 1)
+    return torch.cat([visible, column], -1).softmax(-1)[..., :-1].type_as(value) @ value
 
 
 @functools.cache

@@ -83,7 +83,8 @@ class Attention(nn.Module):
         self.query = linear(*config.shape(Projection.query), config.lora, Projection.query, config.qkv_bias)
         self.key = linear(*config.shape(Projection.key), config.lora, Projection.key, config.qkv_bias)
         self.value = linear(*config.shape(Projection.value), config.lora, Projection.value, config.qkv_bias)
-        self.output = linear(*config.shape(Projection.output), config.lora, Projection.output)
+        self.output = linear(*config.shape(Projection.output), config.lora, Projection.output, config.output_bias)
+        self.sinks = nn.Parameter(torch.empty(config.heads)) if config.attention_sinks else None
         self.query_norm = HeadNorm(self.head_dim, config) if config.qk_norm else None
         self.key_norm = HeadNorm(self.head_dim, config) if config.qk_norm else None
 
@@ -98,7 +99,9 @@ class Attention(nn.Module):
         query, key = rotate(query, self.positions, table), rotate(key, self.positions, table)
         if self.context is not None:
             key, value = self.context.gather(key, value)
-        attended = attend(query, key, value, mask, self.scores)
+        # Under tensor parallelism, each rank has the sinks of its own heads.
+        sinks = self.sinks.to_local() if isinstance(self.sinks, DTensor) else self.sinks
+        attended = attend(query, key, value, mask, self.scores, sinks)
         return self.products.rows(attended.transpose(1, 2).reshape(batch, length, -1), self.output)
 
 
@@ -230,7 +233,8 @@ class Decoder(nn.Module):
         super().__init__()
         part = part or StageLayers(range(config.layers))
         self.embedding_scale = config.dim**0.5 if config.embedding_scale else None
-        self.logit_soft_cap, self.masked = config.logit_soft_cap, config.attention_soft_cap is not None
+        self.logit_soft_cap = config.logit_soft_cap
+        self.masked = config.attention_soft_cap is not None or config.attention_sinks
         self.part, self.context, self.tensor_degree = part, context, 1
         # With tied embeddings, the embedding and the output layer use one parameter. Two parameters that share memory
         # would be separated by `to_empty`.

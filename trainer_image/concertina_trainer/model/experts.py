@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial
 
-from concertina_trainer.config.model_config import Activation, ExpertsConfig, RouterScores
+from concertina_trainer.config.model_config import Activation, ClampedSwigluConfig, ExpertsConfig, RouterScores
 from concertina_trainer.model.activation import ACTIVATIONS
 from concertina_trainer.model.precision import precise
 
@@ -29,6 +29,7 @@ class Router(nn.Module):
         super().__init__()
         self.active, self.scores = config.active_per_token, config.scores
         self.weight = nn.Parameter(torch.empty(config.count, dim))
+        self.logit_bias = None if config.clamped_swiglu is None else nn.Parameter(torch.empty(config.count))
         bias = None if config.bias_rate is None else torch.empty(config.count, dtype=torch.float32)
         self.register_buffer("bias", bias)
         self.bias: Tensor | None
@@ -39,13 +40,19 @@ class Router(nn.Module):
         The scores are `[n, experts]`, in float32 or a higher precision. The indices of the chosen experts are int64
         `[n, active]`.
         """
-        # The ranks of a tensor group have the same router weight and different tokens, so the weight's gradient is the
-        # sum over the group.
-        weight = self.weight.to_local(grad_placements=[Partial()]) if isinstance(self.weight, DTensor) else self.weight
-        logits = F.linear(precise(tokens), precise(weight))
+        logit_bias = None if self.logit_bias is None else precise(_of_all_tokens(self.logit_bias))
+        logits = F.linear(precise(tokens), precise(_of_all_tokens(self.weight)), logit_bias)
         scores = logits.softmax(-1) if self.scores is RouterScores.softmax else logits.sigmoid()
         preferences = scores.detach() if self.bias is None else scores.detach() + self.bias
         return scores, preferences.topk(self.active, dim=-1, sorted=False).indices
+
+
+def _of_all_tokens(parameter: Tensor) -> Tensor:
+    """Return a parameter of the router as a plain tensor.
+
+    The ranks of a tensor group have the same parameter and different tokens, so its gradient is the sum over the group.
+    """
+    return parameter.to_local(grad_placements=[Partial()]) if isinstance(parameter, DTensor) else parameter
 
 
 class Experts(nn.Module):
@@ -73,6 +80,35 @@ class Experts(nn.Module):
         return grouped_product(inner, down, counts)
 
 
+class ClampedExperts(nn.Module):
+    """Experts of a layer of gpt-oss that are on this rank: a clamped SwiGLU with biases.
+
+    The parameters have the layout of transformers: gate_up `[experts, dim, 2 hidden]` with gate and up in alternating
+    columns, down `[experts, hidden, dim]`, and the biases gate_up_bias `[experts, 2 hidden]` and down_bias `[experts,
+    dim]`.
+    """
+
+    def __init__(self, dim: int, hidden_dim: int, swiglu: ClampedSwigluConfig, count: int) -> None:
+        super().__init__()
+        self.limit, self.alpha = swiglu.limit, swiglu.alpha
+        self.gate_up = nn.Parameter(torch.empty(count, dim, 2 * hidden_dim))
+        self.gate_up_bias = nn.Parameter(torch.empty(count, 2 * hidden_dim))
+        self.down = nn.Parameter(torch.empty(count, hidden_dim, dim))
+        self.down_bias = nn.Parameter(torch.empty(count, dim))
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """Compute the experts for rows `[n, dim]`, and return a tensor of the same shape (see `Experts.forward`)."""
+        gate_up, gate_up_bias, down, down_bias = (
+            p.to_local() if isinstance(p, DTensor) else p
+            for p in (self.gate_up, self.gate_up_bias, self.down, self.down_bias)
+        )
+        numbers = torch.arange(len(counts), device=rows.device).repeat_interleave(counts, output_size=len(rows))
+        both = grouped_product(rows, gate_up.transpose(-2, -1), counts) + gate_up_bias[numbers]
+        gate, up = both[..., ::2].clamp(max=self.limit), both[..., 1::2].clamp(-self.limit, self.limit)
+        inner = (up + 1) * gate * (gate * self.alpha).sigmoid()
+        return grouped_product(inner, down.transpose(-2, -1), counts) + down_bias[numbers]
+
+
 def grouped_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     """Multiply each group of rows by the transposed matrix of the group, and return `[n, out]`.
 
@@ -85,7 +121,7 @@ def grouped_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     return torch.cat([F.linear(part, weight) for part, weight in zip(parts, weights.unbind(), strict=True)])
 
 
-Dispatch: TypeAlias = Callable[[Tensor, Tensor, Experts], Tensor]
+Dispatch: TypeAlias = Callable[[Tensor, Tensor, nn.Module], Tensor]
 """Function that sends rows to the ranks of their experts, and returns the results in the order of the rows.
 
 Its arguments are the rows `[n, dim]`, sorted by expert; the number of rows of each expert of the layer, int64 `[all
@@ -93,7 +129,7 @@ experts]`; and the experts of this rank.
 """
 
 
-def here(rows: Tensor, counts: Tensor, experts: Experts) -> Tensor:
+def here(rows: Tensor, counts: Tensor, experts: nn.Module) -> Tensor:
     """Compute the experts for `rows` without communication, because this rank has all of them (see Dispatch)."""
     result: Tensor = experts(rows, counts)
     return result
@@ -124,7 +160,11 @@ class MixtureOfExperts(nn.Module):
         self.number, self.balance_loss = config.count, config.balance_loss
         self.normalize_shares = config.normalize_shares
         self.router = Router(dim, config)
-        self.experts = Experts(dim, hidden_dim, activation, config.count)
+        self.experts: Experts | ClampedExperts
+        if config.clamped_swiglu is None:
+            self.experts = Experts(dim, hidden_dim, activation, config.count)
+        else:
+            self.experts = ClampedExperts(dim, hidden_dim, config.clamped_swiglu, config.count)
         self.shared = shared
         self.dispatch: Dispatch = here
         self.over_sequences: OverSequences = whole

@@ -38,6 +38,8 @@ def initial_value(name: str, whole: Sequence[int], box: Box, config: ModelConfig
     as a multiplication by 1, and biases are 0. Matrices are normal; those that write into the residual stream have a
     smaller standard deviation. Of an adapter's two matrices, B is 0, so their product is 0.
     """
+    if name.endswith(("_bias", ".sinks")):  # the biases of experts are matrices
+        return torch.zeros(box.shape, dtype=torch.float32)
     if len(whole) == 1:
         zero = name.endswith(".bias") or config.norm_offset
         return torch.full(box.shape, 0.0 if zero else 1.0, dtype=torch.float32)

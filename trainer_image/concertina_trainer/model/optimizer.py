@@ -20,6 +20,8 @@ BUCKET = 4 << 20
 """Number of elements to update at a time, if the update needs temporary tensors."""
 EMA = "ema"
 """Kind of the average of the weights, in the names of a state."""
+EXPERT_BIASES = (".experts.gate_up_bias", ".experts.down_bias")
+"""Ends of the names of biases that have a row for each expert."""
 ARGUMENTS = {"epsilon": "eps"}
 """Names of hyperparameters in torch, where they differ."""
 REMAINING: Mapping[Schedule, Callable[[float], float]] = {
@@ -93,9 +95,11 @@ class Settings(NamedTuple):
 def settings(config: OptimizerConfig, name: str, parameter: Tensor, embeddings: Collection[str]) -> Settings:
     """Return the settings of a parameter: those of the first group that matches its name, or the defaults.
 
-    By default, matrices decay. Embeddings, and vectors such as norms and biases, do not.
+    By default, matrices decay. Embeddings, and vectors such as norms and biases, do not. The biases of a layer's
+    experts are one tensor of two dimensions, and do not decay either.
     """
-    decay = config.resolved_weight_decay if parameter.dim() > 1 and name not in embeddings else 0.0
+    is_matrix = parameter.dim() > 1 and name not in embeddings and not name.endswith(EXPERT_BIASES)
+    decay = config.resolved_weight_decay if is_matrix else 0.0
     for group in config.groups:
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in group.names):
             return Settings(decay if group.weight_decay is None else group.weight_decay, group.learning_rate_factor)

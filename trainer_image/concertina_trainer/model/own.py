@@ -21,6 +21,7 @@ from concertina_data.data_manifest import Field
 from concertina_state.errors import InvalidInput
 from concertina_state.format.read_plan import Box
 from concertina_trainer.config.memory_config import Activations
+from concertina_trainer.config.model_config import HF_ENTRYPOINT
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.data.read.sequence_reader import Reader
@@ -56,11 +57,11 @@ class OwnSpec:
 
     @property
     def _name(self) -> str:
-        return str(self.config.model.entrypoint)
+        return self.config.model.named
 
     @functools.cached_property
     def spec(self) -> ModelSpec:
-        return loaded(self._name)
+        return loaded(str(self.config.model.custom))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -164,14 +165,15 @@ class OwnSpec:
                     "least one dimension, and be on torch's default device (build is called under "
                     'torch.device("meta")).'
                 )
-        if len(parameters) > len(list(module.parameters())):
+        # The modules of transformers that share a parameter are in one FSDP unit (`hf.blocks`).
+        if len(parameters) > len(list(module.parameters())) and not self.config.model.hf:
             twice = next(name for name, _ in module.named_parameters(remove_duplicate=False)
                          if name not in dict(module.named_parameters()))  # fmt: skip
             raise InvalidInput(
                 f"{twice} of {self._name} is a parameter of two modules: register it in one module, and use "
                 "it from there in forward (torch.nn.functional.linear(x, self.embedding.weight))."
             )
-        buffers = [name for name, _ in module.named_buffers()]
+        buffers = [name for name, buffer in module.named_buffers() if buffer.is_meta]
         if buffers and self.spec.initial is None:
             raise InvalidInput(
                 f"the model of {self._name} has buffers ({', '.join(buffers[:3])}), and their content is "
@@ -181,7 +183,7 @@ class OwnSpec:
 
 def own_spec(config: TrainerConfig, reader: Reader) -> OwnSpec | None:
     """Return the job's custom model with its arguments, or None if the job trains the bundled decoder."""
-    if not config.model.entrypoint:
+    if not config.model.custom:
         return None
     return OwnSpec(config, DataShape(reader.length, reader.vocab_size, widths(reader.fields)))
 
@@ -228,6 +230,8 @@ class OwnModel(nn.Module):
         super().__init__()
         self.own, self._dtype = own, dtype
         self.model = own.module()
+        self._constants = {name: buffer.clone() for name, buffer in self.model.named_buffers() if not buffer.is_meta}
+        """Values of the buffers that `build` has computed."""
         self.blocks = own.blocks(self.model)
         for block in self.blocks.values():
             recomputed = functools.partial(computed_again, own.config.memory.resolved_activations, True, block.forward)
@@ -243,7 +247,19 @@ class OwnModel(nn.Module):
         """Fill the buffers with their initial values. Buffers are constants, and are not saved in checkpoints."""
         for name, buffer in self.model.named_buffers():
             shape = tuple(buffer.shape)
-            buffer.copy_(self.own.initial(name, shape, Box((0,) * len(shape), shape)))
+            buffer.copy_(self.initial(name, shape, Box((0,) * len(shape), shape)))
+
+    def initial(self, name: str, whole: Sequence[int], box: Box) -> Tensor:
+        """Return the initial values of a box of a parameter or buffer (see `OwnSpec.initial`)."""
+        if name in self._constants:
+            part = tuple(slice(begin, begin + size) for begin, size in zip(box.offsets, box.shape, strict=True))
+            return self._constants[name][part]
+        return self.own.initial(name, whole, box)
+
+    def saved_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the buffers that are saved with the state: those that the files of weights of transformers have."""
+        saved = self.model.state_dict(keep_vars=True) if self.own.config.model.hf else {}
+        return ((name, buffer) for name, buffer in self.model.named_buffers() if name in saved)
 
     def forward(self, batch: Microbatch) -> Tensor:
         """Return the loss of a microbatch: the sum of each prediction's loss times its weight.
@@ -268,7 +284,7 @@ class OwnModel(nn.Module):
         loss = self.own.spec.loss(self.model, batch)
         if not isinstance(loss, Tensor) or loss.dim() or (training and not loss.requires_grad):
             raise InvalidInput(
-                f"the loss of {self.own.config.model.entrypoint} must be a scalar tensor that has a gradient."
+                f"the loss of {self.own.config.model.named} must be a scalar tensor that has a gradient."
             )
         return loss
 
@@ -285,7 +301,7 @@ class OwnModel(nn.Module):
         if self.proved:
             return
         self.proved = True
-        name, weights = self.own.config.model.entrypoint, batch.weights.detach()
+        name, weights = self.own.config.model.named, batch.weights.detach()
         value, gradient = float(loss), batch.weights.grad
         weighted_gradient = None if gradient is None else float((weights * gradient).sum())
         if math.isfinite(value) and (
@@ -320,6 +336,6 @@ def preload() -> None:
     An import error is ignored here, because the worker imports the model too and reports the error.
     """
     model = json.loads(os.environ.get("CONCERTINA_TRAINER") or "{}").get("model", {})
-    if entrypoint := model.get("entrypoint"):
+    if entrypoint := model.get("entrypoint") or (HF_ENTRYPOINT if model.get("hf") else None):
         with contextlib.suppress(InvalidInput):
             loaded(entrypoint)

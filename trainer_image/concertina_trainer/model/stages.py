@@ -32,6 +32,11 @@ class Stages:
         return part
 
     @property
+    def predicts_tokens(self) -> bool:
+        """Whether the loss is the cross entropy of tokens, as it need not be in a custom model."""
+        return self.own is None or self.own.own.config.model.hf is not None
+
+    @property
     def context(self) -> Context | None:
         return self.parts[0].context if self.parts else None
 
@@ -44,6 +49,8 @@ class Stages:
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the buffers that are saved with the state, by name."""
+        if self.own is not None:
+            yield from self.own.saved_buffers()
         for part in self.parts:
             yield from part.named_buffers()
 

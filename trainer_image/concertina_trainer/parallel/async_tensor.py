@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from concertina_trainer.model.decoder import Attention, FeedForward, Products
 from concertina_trainer.model.optimizer import local
@@ -38,10 +38,12 @@ def overlap(layer: Attention | FeedForward, mesh: DeviceMesh) -> None:
     for name, linear in layer.named_children():
         if not isinstance(linear, nn.Linear):
             continue
-        placement = Shard(1) if name in ("output", "down") else Shard(0)
+        last = name in ("output", "down")
+        placement = Shard(1) if last else Shard(0)
         linear.weight = nn.Parameter(distribute_tensor(linear.weight, mesh, [placement], src_data_rank=None))
-        if linear.bias is not None:  # of queries, keys and values
-            linear.bias = nn.Parameter(distribute_tensor(linear.bias, mesh, [placement], src_data_rank=None))
+        if linear.bias is not None:
+            of_bias = Replicate() if last else placement
+            linear.bias = nn.Parameter(distribute_tensor(linear.bias, mesh, [of_bias], src_data_rank=None))
 
 
 class OverlappedProducts(Products):
@@ -64,7 +66,12 @@ class OverlappedProducts(Products):
 
     def rows(self, x: Tensor, weight: nn.Linear) -> Tensor:
         product: Tensor = _Rows.apply(_rows(x), self._group, local(weight.weight))
-        return _sequences(product, len(x)).contiguous()
+        result = _sequences(product, len(x)).contiguous()
+        if weight.bias is None:
+            return result
+        # Each rank adds the whole bias to its own tokens, so the bias's gradient is the sum over the group.
+        bias = weight.bias.to_local(grad_placements=[Partial()]) if isinstance(weight.bias, DTensor) else weight.bias
+        return result + bias
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from concertina_protocol import StepPart
 from concertina_trainer.model.decoder import Decoder
-from concertina_trainer.model.experts import Experts
 from concertina_trainer.parallel.step_times import StepTimes
 
 
@@ -55,7 +54,7 @@ class AllToAll:
     def __init__(self, mesh: DeviceMesh, times: StepTimes) -> None:
         self._group, self._size, self._times = mesh.get_group(), mesh.size(), times
 
-    def __call__(self, rows: Tensor, counts: Tensor, experts: Experts) -> Tensor:
+    def __call__(self, rows: Tensor, counts: Tensor, experts: nn.Module) -> Tensor:
         """Send rows `[n, dim]` to the ranks of their experts, and return the results in the order of the rows.
 
         The rows are sorted by expert. `counts`, int64 `[all experts]`, is the number of rows of each expert of the

@@ -56,6 +56,8 @@ def shard(model: Decoder | OwnModel, config: TrainerConfig, reshard: bool, world
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
             measure(module, world.times)
+            if isinstance(model, OwnModel):
+                module.set_reduce_scatter_unused_params(True)  # ranks may use other experts
     _allocate(model, torch.device("cpu") if offloaded else world.device, world.device)
 
 
@@ -63,9 +65,17 @@ def _allocate(model: nn.Module, weights: torch.device, buffers: torch.device) ->
     """Allocate memory for the weights on the device `weights`, and for the buffers on the device `buffers`.
 
     If the state is offloaded, FSDP pins the weights here. The weights stay at the same addresses afterwards, so other
-    code may keep references to them.
+    code may keep references to them. Modules that share a parameter share the new one.
     """
+    owners: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append((module, name))
     model._apply(functools.partial(_empty_like, device=weights))
+    for (first, name), *others in owners.values():
+        for module, other_name in others:
+            module._parameters[other_name] = first._parameters[name]
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(buffers))

@@ -68,6 +68,8 @@ def cut(model: Decoder, mesh: DeviceMesh, overlapped: bool) -> None:
             _cut_adapter(layer, mesh)
         if isinstance(layer, HeadNorm):
             layer.weight = nn.Parameter(distribute_tensor(layer.weight, mesh, [Replicate()], src_data_rank=None))
+        if isinstance(layer, Attention) and layer.sinks is not None:
+            layer.sinks = nn.Parameter(distribute_tensor(layer.sinks, mesh, [Shard(0)], src_data_rank=None))
         if overlapped and isinstance(layer, Attention | FeedForward):
             overlap(layer, mesh)
     for moe in model.mixtures():
@@ -123,8 +125,9 @@ def _route_own_tokens(moe: MixtureOfExperts, mesh: DeviceMesh) -> None:
     Tensor parallelism does not split experts. Expert parallelism and FSDP distribute them over ranks, and the ranks of
     the tensor group are among these.
     """
-    weight = distribute_tensor(moe.router.weight, mesh, [Replicate()], src_data_rank=None)
-    moe.router.register_parameter("weight", nn.Parameter(weight))
+    for name, parameter in list(moe.router.named_parameters()):
+        whole = distribute_tensor(parameter, mesh, [Replicate()], src_data_rank=None)
+        moe.router.register_parameter(name, nn.Parameter(whole))
 
     def own(module: nn.Module, arguments: tuple[DTensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
         x, weights = arguments

@@ -111,7 +111,7 @@ def _changed_jobs(job: Job) -> Iterator[list[tuple[str, Job]]]:
             ("set memory.offload State", dataclasses.replace(job, config=config.model_copy(update={"memory": memory})))
         ]
     yield [_wider(job, 2**doubling) for doubling in range(1, MOST_DOUBLINGS + 1)]
-    if config.model.entrypoint is not None:
+    if config.model.custom is not None:
         return
     yield [
         (

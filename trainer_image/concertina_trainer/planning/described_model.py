@@ -66,7 +66,7 @@ def data_of(config: TrainerConfig) -> DataDescription:
         ]
     except (InvalidInput, StorageError, OSError, ImportError) as error:
         raise InvalidInput(
-            f"the data can't be read here, and {config.model.entrypoint} needs their description to build "
+            f"the data can't be read here, and {config.model.named} needs their description to build "
             f"the model: {error} Or give --vocab-size, and --field for each other field."
         ) from error
     return DataDescription(max(manifest.vocab_size for manifest in manifests), manifests[0].more_fields)
@@ -110,7 +110,7 @@ def running(own: OwnSpec | None) -> Iterator[None]:
         if own is None:
             raise
         raise InvalidInput(
-            f"the loss of {own.config.model.entrypoint} can't be planned, because it raised {said(error)}. "
+            f"the loss of {own.config.model.named} can't be planned, because it raised {said(error)}. "
             "Planning computes the loss with tensors that have shapes but no values, so the loss must not "
             "read values (.item(), .tolist(), if)."
         ) from error
@@ -122,7 +122,7 @@ def described(config: TrainerConfig, data: DataDescription) -> Description:
     Raises:
         InvalidInput: When the model can't be built, or can't run under fake tensors.
     """
-    loaded(str(config.model.entrypoint), HERE)  # tensors that it makes at import stay real
+    loaded(str(config.model.custom), HERE)  # tensors that it makes at import stay real
     config = as_on_gpus(config)
     own = OwnSpec(config, data.shape(config))
     own.blocks(own.module())  # checks that there are blocks if activations are recomputed

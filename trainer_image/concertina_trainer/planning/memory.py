@@ -111,7 +111,7 @@ def memory(
     """
     degrees = Degrees.of(parallelism, size)
     if data is not None:
-        loaded(str(config.model.entrypoint), HERE)  # tensors that it makes at import stay real
+        loaded(str(config.model.custom), HERE)  # tensors that it makes at import stay real
         return _run(config, parallelism, size, rank, 0, batch_plan(config, degrees), data)
     pipeline_rank = degrees.place(rank).pipeline
     # All layers without experts are run, because a model with experts has only a few of them.

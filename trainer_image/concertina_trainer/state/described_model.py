@@ -32,6 +32,8 @@ def with_described_model(config: TrainerConfig, start: Restore, channel: Request
         RestoreFailed: When the state in memory can't be read.
         StorageError: When storage can't be read.
     """
+    if config.model.hf is not None:
+        return _with_options(config, config.model.hf, start, channel)
     uri = config.model.from_
     if uri is None:
         return config, ""
@@ -41,11 +43,13 @@ def with_described_model(config: TrainerConfig, start: Restore, channel: Request
     except (InvalidInput, StorageError) as error:
         # Restoring reports what is damaged, and takes an older checkpoint if the job allows it.
         saved, unreadable = None, error
+    left_out = ""
     if saved is not None and saved.from_ == uri:
         found, where = saved, f"the saved state of step {start.step}"
     else:
         try:
-            found, where = read_model(uri), f"{uri}/{hf_config.NAME}"
+            described, where = _described(uri), f"{uri}/{hf_config.NAME}"
+            found, left_out = described.model(), described.left_out
         except (InvalidInput, StorageError) as error:
             # The folder may be gone since the first round, so the state is what has to be mended.
             raise unreadable or error from error
@@ -54,7 +58,50 @@ def with_described_model(config: TrainerConfig, start: Restore, channel: Request
     name = kind[0] if kind else "a decoder"
     return whole, (
         f"the model is the one in {where}: {name}, {whole.model.layers} layers, {whole.model.weights:,} weights"
+        + (f". {left_out}" if left_out else "")
     )
+
+
+def _with_options(config: TrainerConfig, uri: str, start: Restore, channel: Requests) -> tuple[TrainerConfig, str]:
+    """Return the configuration with the fields of the config.json of `model.hf`, and a sentence about the model.
+
+    Raises:
+        InvalidInput: When config.json can't be read, or the spec has other options.
+        RestoreFailed: When the state in memory can't be read.
+        StorageError: When storage can't be read.
+    """
+    saved, unreadable = None, None
+    try:
+        saved = _saved(start, channel)
+    except (InvalidInput, StorageError) as error:
+        unreadable = error  # restoring reports it, as above
+    if saved is not None and saved.hf == uri and saved.options is not None:
+        options, where = saved.options, f"the saved state of step {start.step}"
+    else:
+        try:
+            options, where = read_options(uri), f"{uri}/{hf_config.NAME}"
+        except (InvalidInput, StorageError) as error:
+            raise unreadable or error from error
+    if config.model.options not in (None, options):
+        raise InvalidInput(f"spec.trainer.model.options differ from {where}, which hf reads: remove options.")
+    model = ModelConfig.model_validate({**config.model.model_dump(by_alias=True), "options": options})
+    whole = TrainerConfig.model_validate({**config.model_dump(by_alias=True), "model": model})
+    return whole, (
+        f"the model is the one in {where}: {options.get('model_type')}, computed by transformers, without dropout"
+    )
+
+
+def read_options(uri: str) -> dict[str, Any]:
+    """Return the fields of the config.json in a folder, without those that do not describe the model.
+
+    Raises:
+        InvalidInput: When there is no config.json, or it can't be read.
+        StorageError: When storage can't be read.
+    """
+    text = final(lambda: ObjectPrefix(uri).get(hf_config.NAME))
+    if text is None:
+        raise InvalidInput(f"{uri} has no {hf_config.NAME}: correct spec.trainer.model.hf.")
+    return hf_config.fields_of(text, f"{uri}/{hf_config.NAME}")
 
 
 def filled_config(config: TrainerConfig, found: ModelConfig, where: str) -> TrainerConfig:
@@ -78,10 +125,14 @@ def read_model(uri: str) -> ModelConfig:
         InvalidInput: When there is no config.json, or the decoder does not support its model.
         StorageError: When storage can't be read.
     """
+    return _described(uri).model()
+
+
+def _described(uri: str) -> hf_config.Described:
     text = final(lambda: ObjectPrefix(uri).get(hf_config.NAME))
     if text is None:
         raise InvalidInput(f"{uri} has no {hf_config.NAME}: correct spec.trainer.model.from.")
-    return hf_config.read(text, f"{uri}/{hf_config.NAME}").model()
+    return hf_config.read(text, f"{uri}/{hf_config.NAME}")
 
 
 def _saved(start: Restore, channel: Requests) -> ModelConfig | None:

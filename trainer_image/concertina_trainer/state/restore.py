@@ -29,6 +29,7 @@ from concertina_trainer.config.checkpoint_config import CheckpointConfig, Damage
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.format import hf_config
+from concertina_trainer.model.hf import own_names
 from concertina_trainer.parallel.group import DistContext, of_first_rank
 from concertina_trainer.state.dcp_folder import DcpFolder, is_dcp
 from concertina_trainer.state.frozen import begun_with
@@ -67,6 +68,11 @@ def restore(
         return _resume(checkpoint.resume_from, state, config, data, world)
     if start.source == RestoreSource.FRESH:
         uri = checkpoint.init_from if checkpoint is not None else ""
+        if config.model.hf and not uri:
+            raise InvalidInput(
+                "spec.trainer.model.hf trains weights that exist: set checkpoint.initFrom to the folder of the weights "
+                "(usually the value of hf)."
+            )
         files = _files(uri, config.model, state, world) if uri else None
         state.initialise(config)
         if uri:
@@ -344,6 +350,10 @@ def _files(uri: str, model: ModelConfig, state: TrainState, world: DistContext) 
         return None
     if of_first_rank(world, final(lambda: is_dcp(uri)) if world.rank == 0 else None):
         return _dcp_folder(uri, model, world).weights(state.names, model)
+    if model.hf:
+        assert state.own is not None
+        module = state.own.model
+        return final(lambda: SafetensorsFiles(uri).of_module(model.options or {}, own_names(module)))
     if model.entrypoint:
         raise InvalidInput(
             f"{uri} is not a checkpoint of concertina, and files of other programs can't be loaded into "
@@ -362,6 +372,9 @@ def _begin_with(
     """Load initial weights into the state. Everything else in the state remains as at step 0.
 
     `files` contains the weights. If it is None, `uri` is a checkpoint of this project.
+
+    Raises:
+        InvalidInput: When the weights are of another model.
     """
     if files is not None:
         state.load_weights(files, uri)
@@ -369,7 +382,11 @@ def _begin_with(
         with _reading(lambda: final(lambda: resolve(uri)), world) as folder:
             stored = StoredCheckpoint(folder)
             fields = stored.manifest.trainer.get("model")
-            if fields and not model.entrypoint:
+            if fields and model.hf and (fields.get("options") or {}) != (model.options or {}):
+                raise InvalidInput(
+                    f"{stored.uri} is of another model than spec.trainer.model.hf: its {hf_config.NAME} differs."
+                )
+            if fields and not model.custom:
                 hf_config.check_ours(_model(fields, stored.uri), stored.uri, model)
             elif fields and (fields.get("options") or {}) != (model.options or {}) and world.rank == 0:
                 # A run that is resumed must not change these options. A run that only begins with these weights may.

@@ -29,6 +29,7 @@ from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.initial import initial_value
 from concertina_trainer.model.lora import set_frozen_dtype
 from concertina_trainer.model.optimizer import LocalOptimizer, check_groups, local
+from concertina_trainer.model.own import OwnModel
 from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
 
@@ -47,7 +48,7 @@ class TrainState:
         frozen: FrozenWeights | None = None,
     ) -> None:
         """Record the tensors of this rank. If `frozen` is not None, the frozen weights are not a part of the state."""
-        self._optimizer, self._own = optimizer, model.own.own if model.own else None
+        self._optimizer, self._own = optimizer, model.own
         kinds = optimizer.moments()
         tensors: dict[str, Tensor | RemoteArray] = {}
         parameters, buffers = _arrays(model) if model.own else _arrays_of_decoder(config.model.model_dump_json())
@@ -82,6 +83,11 @@ class TrainState:
         """
         self.saved.layout = Layout(self.saved.layout.chunks, config.model_dump_json(by_alias=True))
         self.digest = self._catalogue.digest
+
+    @property
+    def own(self) -> OwnModel | None:
+        """The custom model, or None for the bundled decoder."""
+        return self._own
 
     @property
     def names(self) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from concertina_protocol import SnapshotId
@@ -79,6 +79,8 @@ class SafetensorsFiles:
 
         Some programs store the same weights twice. config.json then says that they are tied.
         """
+        self._left_out = range(0)
+        """Numbers of the layers that the files may contain and the model does not have."""
         if uri.endswith(ENDING):
             folder, _, file = uri.rpartition("/")
             self._folder, self._keys = ObjectPrefix(folder), [file]
@@ -112,7 +114,7 @@ class SafetensorsFiles:
     def of(self, model: ModelConfig) -> tuple[list[FileWeights], str]:
         """Return the tensors of the files, under the names that this project has for the weights of the model.
 
-        The second result is a sentence about what could not be checked, or "".
+        The second result is a sentence about what could not be checked or is left out, or "".
 
         Raises:
             InvalidInput: When config.json describes another model, a file can't be used, or the model lacks a tensor.
@@ -120,10 +122,12 @@ class SafetensorsFiles:
         where = f"{self._folder.uri}/{hf_config.NAME}"
         text = self._folder.get(hf_config.NAME)
         if text is not None:
-            family, unchecked = hf_config.check(text, where, model), ""
+            described, unchecked = hf_config.check(text, where, model), ""
+            family, remark = described.family, described.left_out
+            self._left_out = range(model.layers, model.layers + described.prediction_layers)
         else:
             found = hf_config.family_of(model)
-            family = found[1] if found else FAMILIES["llama"]
+            family, remark = found[1] if found else FAMILIES["llama"], ""
             unchecked = (
                 f"{where} is missing, so only the names and shapes of the weights were checked. Make sure "
                 f"that they were trained with the same {', '.join(UNSEEN)} and activation as in "
@@ -135,7 +139,34 @@ class SafetensorsFiles:
                 f"{self.uri} has {ENDS['head.weight']}, and this model uses its embeddings as output layer: set "
                 f"spec.trainer.model.tieEmbeddings to false, or put the config.json of the weights at {where}."
             )
-        return files, unchecked
+        return files, unchecked or remark
+
+    def of_module(self, options: Mapping[str, Any], own_name: Callable[[str], str | None]) -> list[FileWeights]:
+        """Return the tensors of the files, under the names of a module of transformers.
+
+        Args:
+            options: Fields of the config.json of the module.
+            own_name: Function that returns the module's name of a tensor, or None if the tensor is not read.
+
+        Raises:
+            InvalidInput: When config.json describes another model, or a file can't be used.
+        """
+        text = self._folder.get(hf_config.NAME)
+        if text is not None:
+            hf_config.check_fields(text, f"{self._folder.uri}/{hf_config.NAME}", options)
+
+        def chunks(key: str) -> Iterator[StoredChunk]:
+            for name, entry, header_size, where in self._entries(key):
+                own = own_name(name)
+                if own is not None:
+                    dtype, shape = _form(name, entry, where)
+                    yield StoredChunk(_chunk(own, dtype, shape), header_size + data_begin(entry))
+
+        return [
+            FileWeights(self._folder, key, named)
+            for key in self._keys
+            for named in with_distinct_names((stored.chunk.name, stored) for stored in chunks(key))
+        ]
 
     def _read(self, key: str, model: ModelConfig, family: Family) -> Iterator[FileWeights]:
         """Yield readers of the file `key`, each with at most one part of each tensor.
@@ -148,16 +179,25 @@ class SafetensorsFiles:
             yield FileWeights(self._folder, key, chunks)
 
     def _stored_chunks(self, key: str, model: ModelConfig, family: Family) -> Iterator[StoredChunk]:
+        for name, entry, header_size, where in self._entries(key):
+            is_tied_head = model.tie_embeddings and name == ENDS["head.weight"]
+            self._has_tied_head |= is_tied_head
+            if not (name.endswith(PASSED_OVER) or is_tied_head or hf_names.layer_of(name) in self._left_out):
+                yield from _chunks_of(name, entry, header_size, where, model, family)
+
+    def _entries(self, key: str) -> Iterator[tuple[str, dict[str, Any], int, str]]:
+        """Yield the name and the entry of each tensor of a file, the size of the header, and the file's URI.
+
+        Raises:
+            InvalidInput: When the file, or an entry that the caller uses, can't be read.
+        """
         where = f"{self._folder.uri}/{key}"
         try:
             header_size = header_length(bytes(self._folder.get_ranges(key, [(0, 8)])[0]))
             header = json.loads(bytes(self._folder.get_ranges(key, [(8, header_size)])[0]))
             header.pop("__metadata__", None)
             for name, entry in header.items():
-                is_tied_head = model.tie_embeddings and name == ENDS["head.weight"]
-                self._has_tied_head |= is_tied_head
-                if not (name.endswith(PASSED_OVER) or is_tied_head):
-                    yield from _chunks_of(name, entry, header_size, where, model, family)
+                yield name, entry, header_size, where
         except (Damaged, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise InvalidInput(f"{where} can't be read as a safetensors file: {str(error)[:MOST]}.") from error
 
@@ -186,7 +226,6 @@ def _chunks_of(
     Raises:
         InvalidInput: When the model has no counterpart of the tensor.
     """
-    dtype, shape = str(entry["dtype"])[:20], counts(entry["shape"])
     bare = name.removeprefix(hf_names.MODEL)
     own = hf_names.ours(name, family) or ([hf_names.OwnName(bare)] if hf_names.theirs(bare, family) else [])
     if not own:
@@ -194,10 +233,7 @@ def _chunks_of(
             f"{where} contains the tensor {name:.100}, which the bundled model does not have: use weights "
             "of a supported model."
         )
-    if dtype not in ITEM_SIZES:
-        raise InvalidInput(f"{name} in {where} has the dtype {dtype}: convert it to one of {', '.join(ITEM_SIZES)}.")
-    if not shape:
-        raise InvalidInput(f"{name} in {where} is a single number, not a tensor of the bundled model.")
+    dtype, shape = _form(name, entry, where)
     begin = header_size + data_begin(entry)
     if len(own) > 1:
         rows = [hf_names.rows(part.name, model) for part in own]
@@ -220,6 +256,20 @@ def _chunks_of(
     offsets = (weight.expert, *(0 for _ in shape))
     chunk = Chunk(f"{hf_names.MODEL}{weight.name}", dtype, offsets, (1, *shape), (experts, *shape))
     yield StoredChunk(chunk, begin)
+
+
+def _form(name: str, entry: Mapping[str, Any], where: str) -> tuple[str, tuple[int, ...]]:
+    """Return the dtype and the shape of a tensor in a file.
+
+    Raises:
+        InvalidInput: When the tensor can't be a weight.
+    """
+    dtype, shape = str(entry["dtype"])[:20], counts(entry["shape"])
+    if dtype not in ITEM_SIZES:
+        raise InvalidInput(f"{name} in {where} has the dtype {dtype}: convert it to one of {', '.join(ITEM_SIZES)}.")
+    if not shape:
+        raise InvalidInput(f"{name} in {where} is a single number, not a tensor of the model.")
+    return dtype, shape
 
 
 def _chunk(name: str, dtype: str, shape: tuple[int, ...]) -> Chunk:

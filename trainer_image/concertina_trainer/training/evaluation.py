@@ -137,11 +137,11 @@ class Evaluation:
 
     def _result(self) -> Evaluated:
         """Return the last evaluation for the agent's reports."""
-        history = self.history
+        history, has_perplexity = self.history, self._model.predicts_tokens
         return Evaluated(
             step=history.step,
             loss=_number(history.loss),
-            perplexity=None if self._model.own or history.loss is None else perplexity_of(history.loss),
+            perplexity=perplexity_of(history.loss) if has_perplexity and history.loss is not None else None,
             sets={name: _number(loss) for name, loss in history.sets.items()},
             best_step=history.best_step or None,
             best_loss=history.best_loss,

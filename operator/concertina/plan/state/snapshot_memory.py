@@ -79,7 +79,7 @@ def _bytes(spec: JobSpec, trained: int, weights: Weights | None = None, frozen: 
     `model.from` describes, if `weights` is not given. Only the pods know the number of weights of these models.
     """
     model = spec.trainer and spec.trainer.model
-    if weights is None and model and not model.entrypoint and not model.from_:
+    if weights is None and model and not model.custom and not model.from_:
         weights = Weights(model.weights, model.trained_weights)
     if weights is None:
         return 0

@@ -22,6 +22,21 @@ def sizes(layers, dim, heads, kv_heads, hidden, vocabulary, tied=False, **fields
     }  # fmt: skip
 
 
+YARN = {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+def gpt_oss(layers, experts):
+    return sizes(
+        layers, 2880, 64, 8, 2880, 201088, model_type="gpt_oss", head_dim=64, num_local_experts=experts,
+        num_experts_per_tok=4, experts_per_token=4, swiglu_limit=7.0, sliding_window=128, rope_theta=150000,
+        rope_scaling=YARN, initial_context_length=4096, attention_bias=True, rms_norm_eps=1e-5, hidden_act="silu",
+        router_aux_loss_coef=0.9, layer_types=["sliding_attention", "full_attention"] * (layers // 2),
+    )  # fmt: skip
+
+
 PUBLISHED = {
     "Llama 3.1 8B": (
         8_030_261_248,
@@ -77,6 +92,8 @@ PUBLISHED = {
             rope_scaling=None,
         ).items() if name != "tie_word_embeddings"},
     ),
+    "gpt-oss 20b": (20_914_757_184, gpt_oss(24, 32)),
+    "gpt-oss 120b": (116_829_156_672, gpt_oss(36, 128)),
     "GLM 4 9B 0414": (
         9_400_279_040,
         sizes(40, 4096, 32, 2, 13696, 151552, model_type="glm4", head_dim=128, attention_bias=True,
@@ -165,6 +182,10 @@ def test_windows_are_those_of_each_layer():
             {"hidden_activation": "gelu"},
             'hidden_activation is "gelu", and the bundled decoder supports only "gelu',
         ),
+        ("gpt-oss 20b", {"quantization_config": {"quant_method": "mxfp4"}}, r"quantization_config is .*: dequantize"),
+        ("gpt-oss 20b", {"rope_scaling": None}, 'rope_type is "default", and the bundled decoder supports only "yarn"'),
+        ("gpt-oss 20b", {"attention_bias": False}, "attention_bias is false, and the bundled decoder supports only tr"),
+        ("gpt-oss 20b", {"sliding_window": None}, "sliding_window is null, and the bundled decoder needs a number"),
         ("GLM 4 9B 0414", {"model_type": "deepseek_v3"}, 'model_type is "deepseek_v3", and the bundled decoder supp'),
     ],
 )

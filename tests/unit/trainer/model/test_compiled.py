@@ -20,10 +20,11 @@ FAMILIES = {
     "dense": {},
     "LoRA": {"lora": {"rank": 2}},
     "windows": {"window": {"size": 5, "fullEvery": 2}, "qkNorm": True, "postNorms": True, "attentionSoftCap": 0.1},
+    "sinks": {"attentionSinks": True, "outputBias": True, "experts": {"count": 4, "clampedSwiglu": {}}},
     "experts": {"experts": {"count": 4, "hiddenDim": 24, "shared": 1, "firstDense": 1, "biasRate": 0.01}},
 }
 
-GRAPHS = {"dense": 1, "LoRA": 2, "windows": 1, "experts": 2}
+GRAPHS = {"dense": 1, "LoRA": 2, "windows": 1, "sinks": 1, "experts": 2}
 """Number of graphs of each family.
 
 With LoRA, the input of the first block has no gradient. The first block of the family with experts has none.

@@ -22,6 +22,12 @@ MODELS = {
     "wide heads with adapters": {"headDim": 32, "kvHeads": 2, "qkvBias": True, "lora": LORA},
     "experts": {"experts": {"count": 8, "activePerToken": 2, "hiddenDim": 32}},
     "experts beside dense layers": {"experts": {"count": 4, "shared": 1, "firstDense": 1, "biasRate": 0.1}},
+    "gpt-oss": {
+        "kvHeads": 2,
+        "qkvBias": True,
+        "outputBias": True,
+        "experts": {"count": 4, "clampedSwiglu": {}},
+    },
     "adapters of all matrices": {"lora": LORA},
     "adapters, untied": {"lora": LORA, "tieEmbeddings": False},
     "adapters of values": {"lora": {**LORA, "targets": ["Value"]}},

@@ -1,0 +1,149 @@
+"""Models of transformers as ModelSpecs: what they compute, which names they have, and what is refused."""
+
+import builtins
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from builders.train import families
+from concertina_state.errors import InvalidInput
+from concertina_trainer.data.read.batches import Microbatch
+from concertina_trainer.model import hf
+from concertina_trainer.model.spec import DataShape
+
+LENGTH, SHAPE = 24, DataShape(24, 100)
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 128}
+OTHERS = {
+    "gpt2": GPT2,
+    "olmo2": {**families.SIZES, "pad_token_id": 0},
+    "granite": {**families.SIZES, "pad_token_id": 0},
+    "qwen3_moe": {**families.SIZES, **families.EXPERTS, "head_dim": 16},
+    "gemma2": {**families.SIZES, **families.GEMMA},
+}
+
+
+def options_of(kind, **changed):
+    """Return the fields of a config.json as the trainer reads them."""
+    return {**AutoConfig.for_model(kind, **{**OTHERS.get(kind, {}), **changed}).to_dict(), "model_type": kind}
+
+
+def built(options, shape=SHAPE):
+    with torch.device("meta"):
+        return hf.build(options, shape)
+
+
+def with_values(kind):
+    """Return a model as the trainer builds it, and the same model as transformers builds it, with equal weights."""
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **OTHERS[kind])).eval()
+    ours = built(options_of(kind))
+    for module in ours.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.is_meta:
+                module._parameters[name] = torch.nn.Parameter(torch.empty_like(parameter, device="cpu"))
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+def microbatch(ids):
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(1, 100, (2, LENGTH + 1), generator=generator)
+    return Microbatch(tokens, torch.rand(2, LENGTH, generator=generator), ids)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_losses_of_packed_documents_are_those_of_each_alone(kind):
+    ours, theirs = with_values(kind)
+    ends = [0, 5, 6, 17, LENGTH]
+    ids = torch.repeat_interleave(torch.arange(4), torch.tensor([5, 1, 11, 7])).expand(2, -1)
+    batch, expected = microbatch(ids.int()), 0.0
+    for begin, end in itertools.pairwise(ends):
+        logits = theirs(batch.tokens[:, begin:end]).logits
+        targets = batch.tokens[:, begin + 1 : end + 1]
+        losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        expected += (losses * batch.weights[:, begin:end].flatten()).sum()
+    with torch.no_grad():
+        torch.testing.assert_close(hf.loss(ours, batch), expected, rtol=1e-5, atol=1e-5)
+        whole = F.cross_entropy(theirs(batch.tokens[:, :-1]).logits.flatten(0, 1), batch.tokens[:, 1:].flatten(),
+                                reduction="none")  # fmt: skip
+        expected = (whole * batch.weights.flatten()).sum()
+        torch.testing.assert_close(hf.loss(ours, microbatch(None)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_parameters_are_on_meta_and_buffers_have_their_values():
+    module = built(options_of("gpt2"))
+    assert all(parameter.is_meta for parameter in module.parameters())
+    assert hf.tied_names(module) == {"lm_head.weight": "transformer.wte.weight"}
+    assert not any(part.training for part in module.modules()), "no dropout"
+    assert len(list(hf.blocks(module))) == GPT2["n_layer"]
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model("granite", **OTHERS["granite"]))
+    values = dict(built(options_of("granite")).named_buffers())
+    assert values.keys() == dict(theirs.named_buffers()).keys()
+    for name, buffer in theirs.named_buffers():
+        torch.testing.assert_close(values[name], buffer)
+
+
+def test_names_in_files_are_the_module_s():
+    own = hf.own_names(built(options_of("gpt2")))
+    assert own("transformer.h.0.ln_1.weight") == own("h.0.ln_1.weight") == "transformer.h.0.ln_1.weight"
+    assert own("lm_head.weight") is None
+    with pytest.raises(InvalidInput, match=r"the tensor h\.0\.gate is not a weight of GPT2LMHeadModel"):
+        own("h.0.gate")
+
+
+def test_models_that_do_not_fit_are_refused():
+    """BERT attends in both directions, and Mamba ignores where documents begin."""
+    bert = {**families.SIZES, "is_decoder": False, "intermediate_size": 48}
+    module = AutoModelForCausalLM.from_config(AutoConfig.for_model("bert", **bert)).eval()
+    with pytest.raises(InvalidInput, match="BertLMHeadModel of transformers is not causal"):
+        hf.loss(module, microbatch(None))
+    mamba = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 128, "state_size": 4}
+    module = AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **mamba)).eval()
+    hf.loss(module, microbatch(None))
+    del module.concertina_is_proved
+    with pytest.raises(InvalidInput, match="MambaForCausalLM of transformers does not separate the documents"):
+        hf.loss(module, microbatch(torch.zeros(2, LENGTH, dtype=torch.int32)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "shape", "says"),
+    [
+        ("gpt2", {}, DataShape(24, 129), "tokens up to 128, but vocab_size in config.json is 128"),
+        ("gpt2", {}, DataShape(65, 100), "max_position_embeddings in config.json is 64, and .* is 65"),
+        ("gpt2", {}, DataShape(24, 100, {"time": 0}), "the data have the fields time"),
+        ("gpt2", {"quantization_config": {"quant_method": "fp8"}}, SHAPE, "quantization_config in config.json is set"),
+        ("gpt2", {"model_type": "house"}, SHAPE, "transformers can't use the config.json .* model_type 'house'"),
+        ("gpt2", {"model_type": None}, SHAPE, "transformers can't use the config.json"),
+        ("t5", {}, SHAPE, 'transformers has no causal language model of model_type "t5"'),
+        (
+            "olmo2",
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+            SHAPE,
+            "rope_type in config.json is dynamic",
+        ),
+    ],
+)
+def test_configurations_are_refused_by_name(kind, changed, shape, says):
+    with pytest.raises(InvalidInput, match=says):
+        built({**options_of(kind), **changed}, shape)
+
+
+def test_code_in_the_folder_is_not_run():
+    remote = {"auto_map": {"AutoConfig": "configuration_house.HouseConfig"}, "model_type": "house"}
+    with pytest.raises(InvalidInput, match="Code in the model's folder is never run"):
+        built(remote)
+
+
+def test_without_transformers_the_extra_is_named(monkeypatch):
+    importing = builtins.__import__
+
+    def without(name, *arguments, **keywords):
+        if name == "transformers":
+            raise ImportError("No module named 'transformers'")
+        return importing(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(InvalidInput, match=r"trainer\.model\.hf needs transformers .*concertina-trainer\[hf\]"):
+        hf._config(options_of("gpt2"))

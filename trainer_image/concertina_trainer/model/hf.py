@@ -1,0 +1,244 @@
+"""Causal language models of transformers (`trainer.model.hf`), as a ModelSpec.
+
+The options of the ModelSpec are the fields of the model's config.json. Code in the model's folder is never run: only
+the classes of the installed transformers are used. The models are in eval() mode, so that they draw no random numbers
+(dropout), and their results do not depend on the number of ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from concertina_state.errors import InvalidInput
+from concertina_trainer.data.read.batches import Microbatch
+from concertina_trainer.format.hf_config import NAME
+from concertina_trainer.model.spec import DataShape, ModelSpec
+
+CHANGING_POSITIONS = ("dynamic", "longrope")
+"""Types of rotary positions whose frequencies depend on the lengths of the documents that are computed together."""
+PROBE_LENGTH = 16
+SAME = 1e-5
+"""Largest change of logits that should not change, relative to the change of those that should."""
+SAME_OF_EXPERTS = {torch.float32: 1e-3, torch.bfloat16: 3e-2}
+"""The same in models with experts, whose products can round differently if other tokens are computed with them."""
+_OF_EXPERTS = 3
+"""Dimensions of a weight that holds several matrices."""
+
+
+def build(options: Mapping[str, Any], data: DataShape) -> nn.Module:
+    """Build the model, with parameters on the meta device and with the values of buffers on CPU.
+
+    Raises:
+        InvalidInput: When transformers is missing, or the model can't be trained.
+    """
+    if data.widths:
+        raise InvalidInput(
+            f"the data have the fields {', '.join(data.widths)}, and trainer.model.hf takes tokens only."
+        )
+    config = _config(options)
+    text = config.get_text_config()
+    if data.vocab_size > text.vocab_size:
+        raise InvalidInput(
+            f"the data contain tokens up to {data.vocab_size - 1}, but vocab_size in {NAME} is {text.vocab_size}: "
+            "build the data with the tokenizer of the model."
+        )
+    longest = getattr(text, "max_position_embeddings", None)
+    if longest and data.sequence_length > longest:
+        raise InvalidInput(
+            f"max_position_embeddings in {NAME} is {longest}, and trainer.model.sequenceLength is "
+            f"{data.sequence_length}: set sequenceLength to {longest} or less."
+        )
+    from transformers import AutoModelForCausalLM
+
+    kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    if kind is None:
+        raise InvalidInput(
+            f'transformers has no causal language model of model_type "{config.model_type}": trainer.model.hf supports '
+            "only models of AutoModelForCausalLM."
+        )
+    attention = "sdpa" if getattr(kind, "_supports_sdpa", False) else "eager"
+    with _parameters_on_meta(), torch.device("cpu"):
+        module: nn.Module = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=False
+        )
+    return module.eval()
+
+
+def _config(options: Mapping[str, Any]) -> Any:
+    """Return the configuration that the fields of a config.json describe.
+
+    Raises:
+        InvalidInput: When transformers is missing or can't use the fields, or when the results of the model would
+            depend on the number of ranks.
+    """
+    try:
+        from transformers import AutoConfig
+    except ImportError as error:
+        raise InvalidInput(
+            f"trainer.model.hf needs transformers ({error}): install concertina-trainer[hf] in the image of the "
+            "container trainer."
+        ) from error
+    if options.get("quantization_config"):
+        raise InvalidInput(f"quantization_config in {NAME} is set: dequantize the weights first.")
+    fields = {name: value for name, value in options.items() if name != "auto_map" and not name.startswith("_")}
+    fields.pop("attn_implementation", None)  # may name code on the Hugging Face Hub
+    kind = fields.pop("model_type", None)
+    try:
+        config = AutoConfig.for_model(kind, **fields)
+    except Exception as error:
+        raise InvalidInput(
+            f"transformers can't use the {NAME} of trainer.model.hf with model_type {kind!r}: "
+            f"{type(error).__name__}: {str(error)[:300]}. Code in the model's folder is never run."
+        ) from error
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    for parameters in (rope, *(each for each in rope.values() if isinstance(each, dict))):
+        if parameters.get("rope_type") in CHANGING_POSITIONS:
+            raise InvalidInput(
+                f"rope_type in {NAME} is {parameters['rope_type']}: its positions depend on which documents are "
+                "computed together, so the result would depend on the number of workers."
+            )
+    return config
+
+
+@contextlib.contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Return a context in which modules move their new parameters to the meta device, and keep their buffers."""
+    register = nn.Module.register_parameter
+
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+        register(module, name, parameter)
+
+    with mock.patch.object(nn.Module, "register_parameter", on_meta):
+        yield
+
+
+def blocks(module: Any) -> Iterable[nn.Module]:
+    """Return the layers of the model, by the names of classes that transformers keeps on one device."""
+    kinds = set(module._no_split_modules or ())
+    found = {name: part for name, part in module.named_modules() if type(part).__name__ in kinds}
+    outermost = [name for name in found if not any(name.startswith(f"{other}.") for other in found)]
+    tied = {name.rpartition(".")[0] for name in tied_names(module)}
+    return [found[name] for name in outermost if not any(owner.startswith(f"{name}.") for owner in tied)]
+
+
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """Return the further names of parameters that several modules use, with the parameter's first name."""
+    first: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        first.setdefault(id(parameter), name)
+    every = module.named_parameters(remove_duplicate=False)
+    return {name: first[id(parameter)] for name, parameter in every if first[id(parameter)] != name}
+
+
+def loss(module: Any, batch: Microbatch) -> Tensor:
+    """Return the weighted sum of the cross entropies of the next tokens, within their documents."""
+    is_fake = isinstance(batch.tokens, FakeTensor)  # `concertina plan`: the mask of documents would read values
+    ids = None if is_fake else batch.document_ids
+    if not is_fake and not getattr(module, "concertina_is_proved", False):
+        _prove(module, batch.tokens.device, documents=ids is not None)
+        module.concertina_is_proved = True
+    logits = _logits(module, batch.tokens[:, :-1], ids)
+    targets = batch.tokens[:, 1:].flatten()
+    losses = F.cross_entropy(logits.flatten(0, 1).float(), targets, reduction="none")
+    return (losses * batch.weights.flatten()).sum()
+
+
+def _logits(module: Any, tokens: Tensor, document_ids: Tensor | None) -> Tensor:
+    """Return logits `[rows, length, vocabulary]`.
+
+    transformers separates the documents of a row if the positions begin again at 0.
+    """
+    more = {} if document_ids is None else {"position_ids": positions(document_ids)}
+    logits: Tensor = module(input_ids=tokens, use_cache=False, return_dict=True, **more).logits
+    return logits
+
+
+def positions(document_ids: Tensor) -> Tensor:
+    """Return the position of each token within its document, int64 `[rows, length]`."""
+    places = torch.arange(document_ids.size(1), device=document_ids.device).expand_as(document_ids)
+    begins = torch.ones_like(document_ids, dtype=torch.bool)
+    begins[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+    return places - places.where(begins, 0).cummax(1).values
+
+
+@torch.no_grad()
+def _prove(module: Any, device: torch.device, documents: bool) -> None:
+    """Check that a token depends on no later token, and, with `documents`, on no token of another document.
+
+    Some models of transformers have attention in both directions, and some ignore where a document begins. All ranks
+    compute the same, because FSDP gathers weights for it.
+
+    Raises:
+        InvalidInput: When the check fails.
+    """
+    half = PROBE_LENGTH // 2
+    vocabulary = module.config.get_text_config().vocab_size
+    tokens = torch.arange(1, PROBE_LENGTH + 1, device=device)[None] % vocabulary
+    name = type(module).__name__
+    has_experts = any(parameter.dim() >= _OF_EXPERTS for parameter in module.parameters())
+
+    def depends(changed: slice, on: slice, ids: Tensor | None) -> bool:
+        """Return whether the logits of the tokens `on` depend on the tokens `changed`."""
+        others = tokens.clone()
+        others[:, changed] = (3 * others[:, changed] + 7) % vocabulary
+        logits = _logits(module, tokens, ids)
+        difference = (logits - _logits(module, others, ids)).float().abs()
+        same = SAME_OF_EXPERTS[logits.dtype] if has_experts else SAME
+        return not bool(difference[:, on].max() <= same * difference[:, changed].max())
+
+    if depends(slice(half, None), slice(0, half), None):
+        raise InvalidInput(
+            f"{name} of transformers is not causal: its predictions depend on later tokens, so it can't be trained by "
+            "trainer.model.hf."
+        )
+    if documents:
+        ids = torch.zeros_like(tokens)
+        ids[:, half:] = 1
+        try:
+            separate = not depends(slice(0, half), slice(half, None), ids)
+        except TypeError:  # the model takes no positions
+            separate = False
+        if not separate:
+            raise InvalidInput(
+                f"{name} of transformers does not separate the documents of a sequence: set trainer.data.documents to "
+                "Joined or Bucketed."
+            )
+
+
+def own_names(module: Any) -> Callable[[str], str | None]:
+    """Return the function from the name of a tensor in a file to its name in the module.
+
+    The function returns None if the module does without the tensor, and raises InvalidInput if the module has no such
+    tensor. Files have the names of the module. Some files leave out the prefix of the base model, or have the prefix
+    although the module has none.
+    """
+    names, tied = set(module.state_dict(keep_vars=True)), tied_names(module)
+    prefix = f"{module.base_model_prefix}."
+    ignored = (*(module._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$")
+
+    def own_name(name: str) -> str | None:
+        own = next((own for own in (name, f"{prefix}{name}", name.removeprefix(prefix)) if own in names), None)
+        if own is not None:
+            return None if own in tied else own
+        if any(re.search(pattern, name) for pattern in ignored):
+            return None
+        raise InvalidInput(
+            f"the tensor {name:.100} is not a weight of {type(module).__name__} of transformers under this name: "
+            "trainer.model.hf reads only files whose tensors have the names of the module."
+        )
+
+    return own_name
+
+
+spec = ModelSpec(build, loss, blocks)
