@@ -24,6 +24,7 @@ from concertina_trainer.format.hf_names import MODEL
 from concertina_trainer.generation.vocabulary import Vocabulary, read_vocabulary
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.quantized import dequantized, quantized
+from concertina_trainer.parallel.shard import HALF
 
 _MULTIPLE = 64
 """Lengths of texts are filled up to a multiple of this, so that kernels are compiled for few lengths."""
@@ -151,5 +152,6 @@ def _device(name: str) -> torch.device:
 
 def _dtype(trainer: TrainerConfig, device: torch.device) -> torch.dtype:
     """Return the precision of training on this device."""
-    half = trainer.precision is Precision.bfloat16 or (trainer.precision is Precision.auto and device.type == "cuda")
-    return torch.bfloat16 if half else torch.float32
+    if trainer.precision is Precision.auto and device.type == "cuda":
+        return torch.bfloat16
+    return HALF.get(trainer.precision, torch.float32)
