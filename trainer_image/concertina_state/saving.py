@@ -22,7 +22,7 @@ from concertina_protocol.worker_channel import (
     TraceSteps,
     WantDurable,
 )
-from concertina_state.format.shardfile import Evaluations, ShardMetadata, Trend
+from concertina_state.format.shardfile import Evaluations, LossScale, ShardMetadata, Trend
 from concertina_state.interval import Interval
 from concertina_state.pace import Pace
 from concertina_state.snapshots import Snapshots, TakenSnapshot
@@ -308,17 +308,24 @@ class Saving:
         self._due |= self._policy.is_due(step, flags)
         return self._policy.decide(step, flags, self._due, self._snapshots.keeping_up, required)
 
-    def save(self, decision: SaveDecision, position: int, skipped: Ranges = (), trend: Trend = Trend()) -> None:  # noqa: B008
+    def save(
+        self,
+        decision: SaveDecision,
+        position: int,
+        skipped: Ranges = (),
+        trend: Trend = Trend(),  # noqa: B008
+        loss_scale: LossScale = LossScale(),  # noqa: B008
+    ) -> None:
         """Save the state as `decision` says.
 
-        `position` is the number of samples consumed. `skipped` and `trend` are fields of ShardMetadata.
+        `position` is the number of samples consumed. `skipped`, `trend` and `loss_scale` are fields of ShardMetadata.
         """
         started = time.perf_counter()
         self._after_step(started, decision)
         if decision.outcome is Outcome.COMPLETE and self.uploading_best is not None:
             self._finish_upload_of_best()
         if decision.snapshot:
-            self._take(decision, position, skipped, trend)
+            self._take(decision, position, skipped, trend, loss_scale)
         took = time.perf_counter() - started
         if decision.durable:
             self.interval.saved(took)
@@ -389,7 +396,14 @@ class Saving:
         """Finish a snapshot that has begun, and take no more snapshots in this round."""
         self._snapshots.close()
 
-    def stop_at(self, step: int, position: int, skipped: Ranges, trend: Trend) -> None:
+    def stop_at(
+        self,
+        step: int,
+        position: int,
+        skipped: Ranges,
+        trend: Trend,
+        loss_scale: LossScale = LossScale(),  # noqa: B008
+    ) -> None:
         """Save the state of step `step`, because a request to stop (drain) arrived in the evaluation after that step.
 
         If the drain requests a checkpoint, the agents upload this snapshot.
@@ -398,11 +412,15 @@ class Saving:
             self._snapshots.finish()
         else:
             decision = SaveDecision(step, snapshot=True, durable=False, outcome=Outcome.DRAINED)
-            self._take(decision, position, skipped, trend)
+            self._take(decision, position, skipped, trend, loss_scale)
 
-    def _take(self, decision: SaveDecision, position: int, skipped: Ranges, trend: Trend) -> None:
+    def _take(
+        self, decision: SaveDecision, position: int, skipped: Ranges, trend: Trend, loss_scale: LossScale
+    ) -> None:
         id = dataclasses.replace(self._metadata.id, step=decision.step)
-        metadata = dataclasses.replace(self._metadata, id=id, position=position, skipped=skipped, trend=trend)
+        metadata = dataclasses.replace(
+            self._metadata, id=id, position=position, skipped=skipped, trend=trend, loss_scale=loss_scale
+        )
         at_once = decision.durable or decision.outcome is not None
         snapshot = self._snapshots.begin(metadata, self._committed, at_once)
         if at_once:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from concertina_trainer.config.data_config import Balancing, DocumentMode
 from concertina_trainer.config.memory_config import Resharding
+from concertina_trainer.config.model_config import BLOCK, FrozenDtype
 from concertina_trainer.config.model_sizes import EXPERTS, WITH_EXPERTS, value_of_size
 from concertina_trainer.config.optimizer_config import StatePrecision
 from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
@@ -58,6 +59,8 @@ _HEADS = _of_model("heads", f"{_MODEL}.heads")
 _KV_HEADS = _of_model("kvHeads", f"has({_MODEL}.kvHeads) ? {_MODEL}.kvHeads : {_MODEL}.heads")
 _LAYERS = _of_model("layers", f"{_MODEL}.layers")
 _HIDDEN = _of_model("hiddenDim", f"has({_MODEL}.hiddenDim) ? {_MODEL}.hiddenDim : ({_MODEL}.dim + 11) / 12 * 32")
+_DIM = _of_model("dim", f"{_MODEL}.dim")
+_HEAD_DIM = f"(has({_MODEL}.headDim) ? {_MODEL}.headDim : {_DIM} / {_HEADS})"
 _LENGTH = f"(has({_MODEL}.sequenceLength) ? {_MODEL}.sequenceLength : {_of_model('sequenceLength', '256')})"
 _HAS_EXPERTS = f"(has({_MODEL}.experts) || has({_MODEL}.size) && {_MODEL}.size in {list(WITH_EXPERTS)})"
 _EXPERT_COUNT = f"(has({_MODEL}.experts) ? {_MODEL}.experts.count : {EXPERTS['count']})"
@@ -73,6 +76,15 @@ def _divides_sequence(trainer: TrainerConfig, parallelism: ParallelismConfig) ->
 def _divides_shared(trainer: TrainerConfig, parallelism: ParallelismConfig) -> bool:
     experts = trainer.model.experts
     return experts is None or experts.shared * trainer.model.expert_dim % parallelism.tensor == 0
+
+
+def _has_whole_blocks(trainer: TrainerConfig, parallelism: ParallelismConfig) -> bool:
+    """Return whether each worker has whole blocks of the rows of quantized weights, which have a scale each."""
+    model = trainer.model
+    if model.lora is None or not model.lora.frozen_dtype.quantized:
+        return True
+    widths = (model.heads * model.resolved_head_dim, model.resolved_hidden_dim)
+    return model.dim % BLOCK == 0 and not any(int(width) % (parallelism.tensor * BLOCK) for width in widths)
 
 
 def _whole(dimension: str) -> LayoutRule:
@@ -162,6 +174,17 @@ _RULES = (
         "!self.parallelism.asyncTensor || !has(self.trainer.model.lora)",
         lambda trainer, parallelism: not parallelism.async_tensor or trainer.model.lora is None,
         "asyncTensor does not support the adapters of trainer.model.lora: remove asyncTensor or trainer.model.lora",
+    ),
+    LayoutRule(
+        "parallelism.tensor",
+        "!has(self.trainer.model.lora) || "
+        f"!(self.trainer.model.lora.frozenDtype in {[dtype.value for dtype in FrozenDtype if dtype.quantized]}) || "
+        f"{_DIM} % {BLOCK} == 0 && {_HEADS} * {_HEAD_DIM} % (self.parallelism.tensor * {BLOCK}) == 0 && "
+        f"{_HIDDEN} % (self.parallelism.tensor * {BLOCK}) == 0",
+        _has_whole_blocks,
+        f"a quantized frozenDtype of trainer.model.lora has a scale for each {BLOCK} columns of a matrix, and no two "
+        f"workers may have a part of these: {BLOCK} must divide trainer.model.dim, and tensor x {BLOCK} must divide "
+        "heads x headDim and hiddenDim",
     ),
     LayoutRule(
         "parallelism.expert",

@@ -77,6 +77,7 @@ from concertina_trainer.training.engine import engine_of
 from concertina_trainer.training.evaluation import Evaluation, evaluation_readers
 from concertina_trainer.training.expert_loads import ExpertLoads
 from concertina_trainer.training.loop import TrainingRun, train
+from concertina_trainer.training.loss_scaling import LossScaling
 from concertina_trainer.training.progress_report import Reporter, RoundInfo
 
 AFTER_THE_CULPRIT = 0.5
@@ -369,7 +370,8 @@ def assemble(
         )  # fmt: skip
     return TrainingRun(
         config, world, engine, built.optimizer, sums, batches, balance, ExpertLoads(built.model, config.model),
-        anomalies, digests, saving, reporter, evaluation, built.checkpoint is not None and built.checkpoint.keep_best,
+        anomalies, digests, saving, reporter, LossScaling(config.precision, restored.loss_scale), evaluation,
+        built.checkpoint is not None and built.checkpoint.keep_best,
     )  # fmt: skip
 
 

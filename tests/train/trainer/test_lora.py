@@ -22,8 +22,10 @@ from concertina_trainer.format import hf_names
 from concertina_trainer.format.adapters import is_adapter
 from concertina_trainer.format.hf_config import config_json
 from concertina_trainer.format.hf_families import FAMILIES
+from concertina_trainer.generation.generate import load
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.lora import LoraLinear, freeze
+from concertina_trainer.model.quantized import dequantized, quantized
 
 LORA = {"rank": 3, "alpha": 12.0, "frozenDtype": "Float32"}
 LAYOUTS = {
@@ -169,6 +171,92 @@ def test_frozen_weights_are_read_from_their_files_and_not_saved(parent, trainer,
     again = {"uri": f"file://{tmp_path}/again", "resumeFrom": checkpoint.uri}
     refused = node.Job(folder / "again", parent, {**tuned, "steps": 13}, again).run(1)
     assert f"were trained with weights of digest {frozen.digest}" in refused.faults[0].message
+
+
+QUANTIZED = {"layers": 2, "dim": 128, "heads": 4, "kvHeads": 2, "hiddenDim": 128, "sequenceLength": 32}
+QUANTIZED_LAW = f"{LAW.partition('::')[0]}::test_quantized_weights_are_the_same_numbers_in_every_layout"
+
+
+def quantized_job(parent, trainer, folder, tmp_path, dtype, steps=6):
+    """Return a function that makes jobs with frozen weights in `dtype`, their configuration, and these weights."""
+    base = tmp_path / "base"
+    model = {**QUANTIZED, "vocabSize": 259, "lora": {"rank": 3, "alpha": 12.0, "frozenDtype": dtype}}
+    tuned = {**trainer, "steps": steps, "model": model}
+    config = TrainerConfig.model_validate(tuned)
+    torch.manual_seed(5)
+    plain = LlamaForCausalLM(LlamaConfig(**config_json(config.model))).to(torch.bfloat16)
+    plain.save_pretrained(base, max_shard_size="80KB")
+
+    def job(name, **parallelism):
+        options = {"uri": f"file://{tmp_path}/{name}", "initFrom": f"file://{base}"}
+        made = node.Job(folder / name, parent, tuned, options, stays=True)
+        made.environment = {"CONCERTINA_PARALLELISM": json.dumps(parallelism)}
+        return made
+
+    return job, config, plain
+
+
+def as_trained(config, plain, adapters):
+    """Return the decoder with the values of quantized weights, as a run with these adapters has them."""
+    decoder = Decoder(config.model)
+    for name, parameter in plain.state_dict().items():
+        [own] = hf_names.ours(name, FAMILIES["llama"])
+        if own.name == "head.weight":  # the embeddings, which are tied to it
+            continue
+        layer = own.name.removesuffix(".weight")
+        is_quantized = f"model.{layer}.lora_a" in adapters
+        value = parameter.float()
+        if is_quantized:
+            value = dequantized(*quantized(parameter, config.model.lora.frozen_dtype), torch.float32)
+        decoder.get_parameter(own.name).data.copy_(value)
+        for end in "ab" if is_quantized else ():
+            decoder.get_parameter(f"{layer}.lora_{end}").data.copy_(adapters[f"model.{layer}.lora_{end}"])
+    return decoder
+
+
+def test_quantized_weights_are_the_same_numbers_in_every_layout(parent, trainer, folder, tmp_path):
+    """A run with an uneven number of ranks, and then with tensor parallelism, has the losses of one rank."""
+    job, config, plain = quantized_job(parent, trainer, folder, tmp_path, "NormalFloat4")
+    alone = job("alone").run(1)
+    assert set(alone.codes.values()) == {0}, alone.output
+    tuned = job("tuned")
+    first = tuned.run(3, script=node.Script(drain=(2, False)))
+    assert all(is_adapter(name) or name.startswith("optimizer.") for name in states.whole(tuned))
+    tuned.environment = {"CONCERTINA_PARALLELISM": json.dumps({"tensor": 2})}
+    second = tuned.run(4, tuned.newest())
+    assert set(second.codes.values()) == {0}, second.output
+    assert first.losses | second.losses == pytest.approx(alone.losses, rel=1e-5)
+
+    checkpoint = StoredCheckpoint(second.durable[-1].uri)
+    frozen, unquantized = (StoredCheckpoint(uri).manifest.frozen for uri in (alone.durable[-1].uri, checkpoint.uri))
+    assert frozen == unquantized
+    result = export(checkpoint)
+    assert "NormalFloat4" in result.message
+    result.write(ObjectPrefix(str(tmp_path / "hf"), create=True))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    tokens = torch.randint(0, 256, (3, 20), generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        ours = as_trained(config, plain, states.of_checkpoint(checkpoint.uri))(tokens)
+        torch.testing.assert_close(theirs(tokens).logits, ours, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(load(checkpoint, config.model).float()(tokens), ours, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.long(law=QUANTIZED_LAW)
+@pytest.mark.parametrize("dtype", ["NormalFloat4", "Int8"])
+def test_so_they_are_in_all_others(parent, trainer, folder, tmp_path, dtype):
+    job, _, _ = quantized_job(parent, trainer, folder, tmp_path, dtype)
+    alone = job("alone").run(1)
+    for number, (size, parallelism) in enumerate(LAYOUTS.values()):
+        if "Interleaved" not in str(parallelism.get("schedule")):  # the model has two layers
+            found = job(f"layout-{number}", **parallelism).run(size)
+            assert found.losses == pytest.approx(alone.losses, rel=1e-5), found.output
+
+
+def test_quantized_weights_need_files(parent, trainer, folder, tmp_path):
+    """Without files, there would be no original values after a restore."""
+    tuned = {**trainer, "model": {**QUANTIZED, "lora": {"frozenDtype": "Int8"}}}
+    refused = node.Job(folder / "refused", parent, tuned, {"uri": f"file://{tmp_path}/refused"}).run(1)
+    assert "set checkpoint.initFrom to such files" in refused.faults[0].message
 
 
 def loss_at_first(parent, trainer, folder, tmp_path, before):

@@ -14,6 +14,8 @@ from concertina_trainer.config.trainer import TrainerConfig
 
 FREED = {"memory": {"reshardAfterForward": "Always"}}
 ZERO_BUBBLE = {"pipeline": 2, "schedule": "InterleavedZeroBubble"}
+QUANTIZED = {"model": {"dim": 256, "heads": 4, "hiddenDim": 1024, "lora": {"frozenDtype": "NormalFloat4"}}}
+NARROW_QUANTIZED = {"model": {"dim": 96, "heads": 4, "lora": {"frozenDtype": "Int8"}}}
 OWN_MODEL = {"model": {"entrypoint": "package.module:spec", "options": {"dim": 8}}}
 SIX_EXPERTS = {"model": {"experts": {"count": 6}}}
 NARROW_SHARED = {"model": {"heads": 16, "experts": {"count": 6, "hiddenDim": 24, "shared": 1}}}
@@ -53,6 +55,8 @@ def test_sizes_that_are_not_known_yet_allow_every_layout() -> None:
         (SIX_EXPERTS, {"expert": 4}, "parallelism.expert: ", "expert is 4: the nearest that fit: 3 and 6"),
         (SIX_EXPERTS, {"expert": 2, "shard": 3}, "parallelism.expert: ", "expert is 2: the nearest that fit: 1 and 3"),
         (NARROW_SHARED, {"tensor": 16}, "parallelism.tensor: ", "tensor is 16: the nearest that fit: 8"),
+        ({"model": {**QUANTIZED["model"], "heads": 8}}, {"tensor": 8}, "parallelism.tensor: a quantized", "fit: 4"),
+        (NARROW_QUANTIZED, {}, "parallelism.tensor: a quantized frozenDtype", "tensor is 1"),
         (OWN_MODEL, {"tensor": 2}, "parallelism.tensor: tensor divides the bundled decoder", "the nearest that fit: 1"),
         (OWN_MODEL, {"context": 4}, "parallelism.context: ", "context is 4: the nearest that fit: 1"),
     ],

@@ -75,6 +75,18 @@ class Trend:
 
 
 @dataclasses.dataclass(frozen=True)
+class LossScale:
+    """Loss scale of a run in float16 (see `loss_scaling`)."""
+
+    exponent: int = 16
+    """The scale is 2 to this power."""
+    steps: int = 0
+    """Steps since the last change of the scale."""
+    recomputed: int = 0
+    """Number of times that a step was computed again with a lower scale."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Evaluations:
     """Results of a run's evaluations up to a state. A loss is None if it is not finite."""
 
@@ -139,6 +151,7 @@ class ShardMetadata:
     evaluations: Evaluations = Evaluations()
     waited_for: bool = False
     """True if a script waits until this snapshot is saved. The snapshot may be that of the script's last step."""
+    loss_scale: LossScale = LossScale()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +200,7 @@ class Layout:
         longest = self._json(
             ShardMetadata(
                 roomiest, 2**62, 2**62, "0" * 64, "0" * 64, continued, skipped, trend, ROOMIEST, frozen,
-                _LONGEST_EVALUATIONS,
+                _LONGEST_EVALUATIONS, loss_scale=LossScale(2**62, 2**62, 2**62),
             )
         )  # fmt: skip
         self.data_begin = math.ceil((8 + len(longest)) / ALIGNMENT) * ALIGNMENT

@@ -138,6 +138,23 @@ class FrozenDtype(enum.StrEnum):
 
     bfloat16 = "BFloat16"
     float32 = "Float32"
+    int8 = "Int8"
+    normal_float4 = "NormalFloat4"
+
+    @property
+    def quantized(self) -> bool:
+        """Whether the weights of layers with adapters are kept in fewer bits than any floating-point number has."""
+        return self in (FrozenDtype.int8, FrozenDtype.normal_float4)
+
+
+BLOCK = 64
+"""Number of elements of a row of a quantized weight that have one scale."""
+NORMAL_FLOAT = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""Values of the 16 codes of NormalFloat4, in float32: quantiles of the normal distribution (arXiv 2305.14314)."""
 
 
 class LoraConfig(Section):
@@ -167,8 +184,8 @@ class LoraConfig(Section):
     )
     frozen_dtype: FrozenDtype = Field(
         default=FrozenDtype.bfloat16,
-        description="Dtype in which the frozen weights are kept in memory. BFloat16 takes half the memory, and rounds "
-        "weights that are stored as float32. It does not change the dtype of the computation.",
+        description="Dtype in which frozen weights are kept, not that of the computation. Int8 and NormalFloat4 "
+        "quantize the matrices with adapters, and need safetensors files in checkpoint.initFrom.",
     )
 
     @property

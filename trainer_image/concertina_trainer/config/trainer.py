@@ -23,6 +23,7 @@ from concertina_trainer.config.section import Section, SectionRule
 class Precision(enum.StrEnum):
     auto = "Auto"
     bfloat16 = "BFloat16"
+    float16 = "Float16"
     float32 = "Float32"
 
 
@@ -134,7 +135,8 @@ class TrainerConfig(Section):
     )
     precision: Precision = Field(
         default=Precision.auto,
-        description="Precision of matrix products. Auto is BFloat16 on devices that support it, and Float32 on others.",
+        description="Precision of matrix products. Auto is BFloat16 on devices that support it, and Float32 on others. "
+        "Float16, with loss scaling, is for GPUs without BFloat16 (docs/speed.md).",
     )
     compile: Compile | None = Field(
         default=None,

@@ -23,6 +23,7 @@ from concertina_state.format.shardfile import ITEM_SIZES, Chunk
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.model_config import FrozenDtype, ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.export.quantized import as_quantized
 from concertina_trainer.export.tokenizer_files import exported
 from concertina_trainer.format import adapters, hf_config, hf_names
 from concertina_trainer.format.hf_families import EXPERT, FAMILIES
@@ -47,6 +48,8 @@ class Adapter:
     a: Chunk
     b: Chunk
     scale: float
+    frozen_dtype: FrozenDtype = FrozenDtype.bfloat16
+    """Dtype in which the run kept the weight. The sum has the values that a quantized weight had in the run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +179,18 @@ def export(checkpoint: StoredCheckpoint, data: str = "", ema: bool = False) -> E
         **tokenizer.config,
     }
     files = {"config.json": config, **tokenizer.files}
-    return Export(checkpoint.uri, shards, tensors, files, tokenizer.message)
+    return Export(checkpoint.uri, shards, tensors, files, " ".join(filter(None, (tokenizer.message, _remark(trainer)))))
+
+
+def _remark(trainer: TrainerConfig) -> str:
+    """Return a sentence about frozen weights that the run has quantized, or an empty string."""
+    lora = trainer.model.lora
+    if lora is None or not lora.frozen_dtype.quantized:
+        return ""
+    return (
+        f"The adapters were trained beside weights in {lora.frozen_dtype.value}, so they are added to the values that "
+        "these weights had in the run, and not to those of the files in checkpoint.initFrom."
+    )
 
 
 def _of_transformers(checkpoint: StoredCheckpoint, trainer: TrainerConfig, data: str, ema: bool) -> Export:
@@ -306,14 +320,14 @@ def _dtype_of(name: str, stored: str, model: ModelConfig) -> str:
     """Return the dtype of a weight in the trained model. Frozen weights may be stored in another dtype."""
     if model.lora is None or adapters.is_adapter(name):
         return stored
-    return "BF16" if model.lora.frozen_dtype is FrozenDtype.bfloat16 else "F32"
+    return "F32" if model.lora.frozen_dtype is FrozenDtype.float32 else "BF16"
 
 
 def _adapter(name: str, wholes: Mapping[str, Chunk], model: ModelConfig) -> Adapter | None:
     layer = name.removesuffix(adapters.WEIGHT)
     if model.lora is None or layer + adapters.A not in wholes:
         return None
-    return Adapter(wholes[layer + adapters.A], wholes[layer + adapters.B], model.lora.scale)
+    return Adapter(wholes[layer + adapters.A], wholes[layer + adapters.B], model.lora.scale, model.lora.frozen_dtype)
 
 
 def _files(tensors: Sequence[Tensor], most: int, stem: str) -> dict[str, list[Tensor]]:
@@ -356,6 +370,8 @@ def _merged(contents: Sequence[bytearray], part: Part) -> bytes:
     weight, a, b = (
         _float32(content, chunk.dtype).reshape(chunk.shape) for content, chunk in zip(contents, part.read, strict=True)
     )
+    if part.adapter.frozen_dtype.quantized:
+        weight = as_quantized(weight, part.adapter.frozen_dtype)
     return (weight + weight.dtype.type(part.adapter.scale) * (b @ a)).tobytes()
 
 

@@ -19,9 +19,12 @@ from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.trainer import Precision, TrainerConfig
 from concertina_trainer.export.export import TORCH_NAMES, content_of, shards_of, trainer_of, whole_chunks
 from concertina_trainer.export.tokenizer_files import data_of
+from concertina_trainer.format.adapters import WEIGHT, A
 from concertina_trainer.format.hf_names import MODEL
 from concertina_trainer.generation.vocabulary import Vocabulary, read_vocabulary
 from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.quantized import dequantized, quantized
+from concertina_trainer.parallel.shard import HALF
 
 _MULTIPLE = 64
 """Lengths of texts are filled up to a multiple of this, so that kernels are compiled for few lengths."""
@@ -129,6 +132,8 @@ def load(checkpoint: StoredCheckpoint, config: ModelConfig) -> Decoder:
     for name, chunk in chunks.items():
         flat = torch.frombuffer(content_of(chunk, shards, plan), dtype=getattr(torch, TORCH_NAMES[chunk.dtype]))
         weights[name] = flat.reshape(chunk.shape)
+        if config.lora and config.lora.frozen_dtype.quantized and f"{name.removesuffix(WEIGHT)}{A}" in chunks:
+            weights[name] = dequantized(*quantized(weights[name], config.lora.frozen_dtype), torch.float32)
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:
@@ -147,5 +152,6 @@ def _device(name: str) -> torch.device:
 
 def _dtype(trainer: TrainerConfig, device: torch.device) -> torch.dtype:
     """Return the precision of training on this device."""
-    half = trainer.precision is Precision.bfloat16 or (trainer.precision is Precision.auto and device.type == "cuda")
-    return torch.bfloat16 if half else torch.float32
+    if trainer.precision is Precision.auto and device.type == "cuda":
+        return torch.bfloat16
+    return HALF.get(trainer.precision, torch.float32)

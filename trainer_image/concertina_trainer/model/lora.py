@@ -12,9 +12,13 @@ from torch import Tensor, nn
 
 from concertina_trainer.config.model_config import FrozenDtype, LoraConfig, Projection
 from concertina_trainer.format.adapters import is_adapter
+from concertina_trainer.model import quantized
 
 
 class LoraLinear(nn.Linear):
+    codes: nn.Parameter
+    scales: nn.Parameter
+
     def __init__(self, inputs: int, outputs: int, lora: LoraConfig, bias: bool = False) -> None:
         super().__init__(inputs, outputs, bias)
         self.lora_a = nn.Parameter(torch.empty(lora.rank, inputs))
@@ -22,7 +26,12 @@ class LoraLinear(nn.Linear):
         self.scale = lora.scale
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias) + self.scale * F.linear(F.linear(x, self.lora_a), self.lora_b)
+        return self._frozen(x) + self.scale * F.linear(F.linear(x, self.lora_a), self.lora_b)
+
+    def _frozen(self, x: Tensor) -> Tensor:
+        if self.weight is None:
+            return quantized.linear(x, self.codes, self.scales, self.bias)
+        return F.linear(x, self.weight, self.bias)
 
 
 def linear(inputs: int, outputs: int, lora: LoraConfig | None, projection: Projection, bias: bool = False) -> nn.Linear:
@@ -52,3 +61,11 @@ def set_frozen_dtype(model: nn.Module, dtype: FrozenDtype) -> None:
                 if parameter not in converted:
                     converted[parameter] = nn.Parameter(parameter.detach().to(torch.bfloat16), requires_grad=False)
                 setattr(module, name, converted[parameter])
+
+
+def quantize(model: nn.Module, dtype: FrozenDtype) -> None:
+    """Replace the weights of layers with adapters by codes, on the meta device, if `dtype` is a quantized one."""
+    if dtype.quantized:
+        for layer in model.modules():
+            if isinstance(layer, LoraLinear):
+                quantized.quantize_layer(layer, dtype)

@@ -7,7 +7,7 @@ import torch
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.layouts import frees_weights
 from concertina_trainer.model.decoder import Decoder
-from concertina_trainer.model.lora import set_frozen_dtype
+from concertina_trainer.model.lora import quantize, set_frozen_dtype
 from concertina_trainer.model.own import OwnModel, OwnSpec
 from concertina_trainer.model.stages import Stages, divided
 from concertina_trainer.parallel import detached, expert, tensor
@@ -40,6 +40,7 @@ def parallelized(config: TrainerConfig, world: DistContext, own: OwnSpec | None 
             expert.share_sequences(model, meshes.sequence)
         if config.model.lora:
             set_frozen_dtype(model, config.model.lora.frozen_dtype)
+            quantize(model, config.model.lora.frozen_dtype)
         shard(model, config, free, world)
         parts.append(model)
     return Stages(parts)

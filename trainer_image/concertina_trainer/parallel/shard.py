@@ -21,6 +21,8 @@ from concertina_trainer.model.own import OwnModel
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.step_times import measure
 
+HALF = {Precision.bfloat16: torch.bfloat16, Precision.float16: torch.float16}
+
 
 def shard(model: Decoder | OwnModel, config: TrainerConfig, reshard: bool, world: DistContext) -> None:
     """Shard the model over the FSDP mesh, with allocated but uninitialized memory.
@@ -102,7 +104,6 @@ def _expert_cut(weights: nn.Parameter, ranks: int) -> Shard:
 
 def compute_dtype(precision: Precision, device: torch.device) -> torch.dtype:
     """Return the dtype of matrix products. Weights and optimizer state have torch's default dtype, float32."""
-    half = precision is Precision.bfloat16
-    if precision is Precision.auto:
-        half = device.type == "cuda" and torch.cuda.is_bf16_supported()
-    return torch.bfloat16 if half else torch.get_default_dtype()
+    if precision is Precision.auto and device.type == "cuda" and torch.cuda.is_bf16_supported():
+        return torch.bfloat16
+    return HALF.get(precision, torch.get_default_dtype())

@@ -1,7 +1,8 @@
 """Frozen weights that are read from the files with which a run began, and are not saved with the state.
 
 Training does not change them, so the state names the files and a digest of the values. A worker process that stays for
-the next round keeps its frozen weights, and reads only what it lacks.
+the next round keeps its frozen weights, and reads only what it lacks. It does not keep the original values of weights
+that are quantized.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 import torch.distributed as dist
@@ -95,6 +96,13 @@ def _keep(index: StateIndex, source: FrozenWeights) -> None:
     global _kept
     local = {array.name: (array.box, array.local) for array in index.held if array.local.numel()}
     _kept = _Kept(source, local)
+
+
+def forget(names: Collection[str]) -> None:
+    """Free weights that this process would keep for its next round."""
+    if _kept:
+        for name in names:
+            _kept.local.pop(name, None)
 
 
 def digest(index: StateIndex, world: DistContext) -> str:

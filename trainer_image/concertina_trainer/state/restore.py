@@ -32,7 +32,7 @@ from concertina_trainer.format import hf_config
 from concertina_trainer.model.hf import own_names
 from concertina_trainer.parallel.group import DistContext, of_first_rank
 from concertina_trainer.state.dcp_folder import DcpFolder, is_dcp
-from concertina_trainer.state.frozen import begun_with
+from concertina_trainer.state.frozen import begun_with, forget
 from concertina_trainer.state.frozen import load as load_frozen
 from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.state.weights import SafetensorsFiles, frozen_files, frozen_weights_of, is_checkpoint
@@ -63,7 +63,23 @@ def restore(
         StorageError: When durable storage can't be read.
         DamagedInput: When the checkpoint is damaged. Its `rollback` is set if the job goes back to an older one.
     """
-    start = usable_start(start, uid, world)
+    metadata = _restored(usable_start(start, uid, world), uid, state, config, checkpoint, data, world, channel, frozen)
+    if config.model.lora:
+        forget(state.quantize(config.model.lora.frozen_dtype))
+    return metadata
+
+
+def _restored(
+    start: Restore,
+    uid: str,
+    state: TrainState,
+    config: TrainerConfig,
+    checkpoint: CheckpointConfig | None,
+    data: str,
+    world: DistContext,
+    channel: Requests,
+    frozen: FrozenWeights | None,
+) -> ShardMetadata:
     if start.source == RestoreSource.FRESH and checkpoint is not None and checkpoint.resume_from:
         return _resume(checkpoint.resume_from, state, config, data, world)
     if start.source == RestoreSource.FRESH:
@@ -153,7 +169,14 @@ def recorded(
     result = None
     if world.rank == 0:
         result = _recorded(start, uid, checkpoint, model, channel)
-    return cast(Recorded, of_first_rank(world, result))
+    found = cast(Recorded, of_first_rank(world, result))
+    if found.frozen is None and model.lora and model.lora.frozen_dtype.quantized:
+        raise InvalidInput(
+            f"trainer.model.lora.frozenDtype {model.lora.frozen_dtype.value} keeps no original of the frozen weights, "
+            "so they are read from safetensors files at each restore: set checkpoint.initFrom to such files "
+            "(`concertina checkpoint export URI FOLDER` makes them from a checkpoint), or choose another frozenDtype."
+        )
+    return found
 
 
 def _recorded(

@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._dtensor_spec import TensorMeta
 
 from concertina_state.errors import InvalidInput
 from concertina_state.filling import ShardReader
@@ -21,7 +22,7 @@ from concertina_state.format.read_plan import ReadPlan, reads
 from concertina_state.format.shardfile import FrozenWeights, Header, Layout
 from concertina_state.holdings import RemoteArray
 from concertina_state.state_index import StateIndex
-from concertina_trainer.config.model_config import ModelConfig
+from concertina_trainer.config.model_config import BLOCK, FrozenDtype, ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.format.adapters import is_adapter
 from concertina_trainer.format.hf_names import MODEL
@@ -30,9 +31,11 @@ from concertina_trainer.model.initial import initial_value
 from concertina_trainer.model.lora import set_frozen_dtype
 from concertina_trainer.model.optimizer import LocalOptimizer, check_groups, local
 from concertina_trainer.model.own import OwnModel
+from concertina_trainer.model.quantized import CODES, SCALES, quantized
 from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
 
+_QUANTIZED = (f".{CODES}", f".{SCALES}")
 _INSTEAD = "restore the model's configuration, or start a new run under another checkpoint.uri"
 
 
@@ -60,7 +63,11 @@ class TrainState:
                 tensors[f"optimizer.{kind}.{name}"] = RemoteArray(array.shape, precisions[kind])
         tensors |= {f"{MODEL}{name}": array for name, array in buffers.items()}
         tensors |= {f"{MODEL}{name}": _of_stage(buffer, world) for name, buffer in model.named_buffers()}
+        self._originals = _originals(model)
+        tensors |= {name: original.values for name, original in self._originals.items()}
         for name, parameter in model.named_parameters():
+            if name.endswith(_QUANTIZED):
+                continue
             tensors[f"{MODEL}{name}"] = parameter.detach()
             for kind, of_rank in kinds.items() if parameter.requires_grad else ():
                 # A rank without a part of the parameter has no moments. The empty part of the parameter takes their
@@ -72,10 +79,16 @@ class TrainState:
             {name: tensor for name, tensor in tensors.items() if name not in elsewhere},
             {}, world.rank, world.size, whole_cut=world.cut,
         )  # fmt: skip
-        self.frozen = StateIndex(
-            {name: tensors[name] for name in elsewhere}, {}, world.rank, world.size, whole_cut=world.cut
-        )
-        """Frozen weights that are not saved with the state. It is empty if the state has all weights."""
+        self._index = functools.partial(StateIndex, own={}, rank=world.rank, world=world.size, whole_cut=world.cut)
+        self.frozen = self._index({name: tensors[name] for name in elsewhere})
+        """Frozen weights that are not saved with the state. It is empty if the state has all weights.
+
+        Until `quantize` is called, it has the original values of the weights that are quantized, in host memory.
+        """
+        self._frozen_as_read = {name: tensors[name] for name in elsewhere - self._originals.keys()}
+        self._quantized = [local(part.detach()) for of_layer in self._originals.values() for part in of_layer[1:]]
+        self.names = {local_array.name for index in (self._catalogue, self.frozen) for local_array in index.held}
+        """Names of all weights, buffers and moments of the model, also of those that other ranks have."""
         self.saved = self._catalogue.saved
         """Tensors that this rank saves, and their layout.
 
@@ -88,11 +101,6 @@ class TrainState:
     def own(self) -> OwnModel | None:
         """The custom model, or None for the bundled decoder."""
         return self._own
-
-    @property
-    def names(self) -> set[str]:
-        """Names of all weights, buffers and moments of the model, also of those that other ranks have."""
-        return {local_array.name for index in (self._catalogue, self.frozen) for local_array in index.held}
 
     @torch.no_grad()
     def initialise(self, config: TrainerConfig) -> None:
@@ -112,7 +120,22 @@ class TrainState:
     @property
     def tensors(self) -> list[Tensor]:
         """Tensors of this rank whose values matter: those that it saves, and its frozen weights."""
-        return [*self.saved.tensors, *(array.local for array in self.frozen.held)]
+        return [*self.saved.tensors, *(array.local for array in self.frozen.held), *self._quantized]
+
+    @torch.no_grad()
+    def quantize(self, dtype: FrozenDtype) -> Collection[str]:
+        """Compute the codes of the frozen weights that are quantized, and free their original values.
+
+        Return the names of these weights. Call this once the frozen weights are read and their digest is checked.
+        """
+        names = list(self._originals)
+        for original in self._originals.values():
+            codes, scales = quantized(local(original.values).to(original.codes.device), dtype)
+            local(original.codes.detach()).copy_(codes)
+            local(original.scales.detach()).copy_(scales)
+        self._originals = {}
+        self.frozen = self._index(self._frozen_as_read)
+        return names
 
     def plan(self, headers: Mapping[int, Header]) -> ReadPlan:
         """Plan which bytes of a saved state this rank reads. Any number of ranks may have written the state.
@@ -185,6 +208,34 @@ class _WholeArrays(NamedTuple):
     parameters: Mapping[str, tuple[RemoteArray, bool]]
     """The Boolean is whether the parameter is trained."""
     buffers: Mapping[str, RemoteArray]
+
+
+class _Original(NamedTuple):
+    """Frozen weight of a layer before it is quantized, and the layer's parameters for the result."""
+
+    values: DTensor
+    """bfloat16 `[rows, columns]` in host memory, divided among ranks like the codes."""
+    codes: DTensor
+    scales: DTensor
+
+
+def _originals(model: Stages) -> dict[str, _Original]:
+    """Return room for the original values of all weights that are quantized, by the weight's name in a state."""
+    originals = {}
+    parameters = dict(model.named_parameters())
+    for name, codes in parameters.items():
+        layer, _, end = name.rpartition(".")
+        if end != CODES:
+            continue
+        scales = parameters[f"{layer}.{SCALES}"]
+        assert isinstance(codes, DTensor)
+        assert isinstance(scales, DTensor)
+        shapes = [torch.Size((part.size(0), part.size(1) * BLOCK)) for part in (scales, local(scales.detach()))]
+        meta = TensorMeta(shapes[0], (shapes[0][1], 1), torch.bfloat16)
+        spec = dataclasses.replace(scales._spec, tensor_meta=meta)
+        values = DTensor(torch.empty(shapes[1], dtype=torch.bfloat16), spec, requires_grad=False)
+        originals[f"{MODEL}{layer}.weight"] = _Original(values, codes, scales)
+    return originals
 
 
 def _arrays(model: Stages | Decoder) -> _WholeArrays:

@@ -5,25 +5,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from concertina_protocol import StepPart
 from concertina_protocol.heartbeat import WorkerPhase
 from concertina_protocol.worker_channel import Done, Outcome
 from concertina_state.saving import SaveDecision, Saving
 from concertina_trainer.config.trainer import TrainerConfig
-from concertina_trainer.data.read.batches import Batches
+from concertina_trainer.data.read.batches import Batches, Microbatch
 from concertina_trainer.model.optimizer import LocalOptimizer, learning_rate
 from concertina_trainer.parallel.group import DistContext, of_first_rank
 from concertina_trainer.parallel.summing import Sums
 from concertina_trainer.training import collection
-from concertina_trainer.training.agreement import agree
+from concertina_trainer.training.agreement import StepResult, agree
 from concertina_trainer.training.anomalies import Anomalies
 from concertina_trainer.training.balance import Balance
 from concertina_trainer.training.digests import Digests
 from concertina_trainer.training.engine import Engine
 from concertina_trainer.training.evaluation import Evaluation
 from concertina_trainer.training.expert_loads import ExpertLoads
+from concertina_trainer.training.loss_scaling import LossScaling
 from concertina_trainer.training.progress_report import Reporter, StepInfo
 
 
@@ -43,6 +44,7 @@ class TrainingRun:
     digests: Digests
     saving: Saving
     reporter: Reporter
+    scaling: LossScaling
     evaluation: Evaluation | None = None
     keeps_best: bool = False
     """True to make a checkpoint after each evaluation with a new lowest loss (`checkpoint.keepBest`)."""
@@ -102,12 +104,12 @@ class TrainingRun:
 
     def _save(self, decision: SaveDecision, position: int) -> Done | None:
         self.reporter.enter(WorkerPhase.CHECKPOINTING, decision.step)
-        self.saving.save(decision, position, self.anomalies.skipped, self.anomalies.trend)
+        self.saving.save(decision, position, self.anomalies.skipped, self.anomalies.trend, self.scaling.state)
         return None if decision.outcome is None else Done(decision.outcome, decision.step)
 
     def _drained(self, step: int, position: int) -> Done:
         self.reporter.enter(WorkerPhase.CHECKPOINTING, step)
-        self.saving.stop_at(step, position, self.anomalies.skipped, self.anomalies.trend)
+        self.saving.stop_at(step, position, self.anomalies.skipped, self.anomalies.trend, self.scaling.state)
         return Done(Outcome.DRAINED, step)
 
 
@@ -119,25 +121,18 @@ def train(run: TrainingRun, step: int, position: int, check: Callable[[], None] 
     return invalid results after they were aborted.
     """
     config, reporter, saving, anomalies, optimizer = run.config, run.reporter, run.saving, run.anomalies, run.optimizer
+    scaling = run.scaling
     if done := run.begin(step, position):
         return done
     while True:
         reporter.enter(WorkerPhase.LOADING_DATA, step)
         microbatches = run.batches.next(reporter.stalled)
 
-        reporter.enter(WorkerPhase.COMPUTING, step)
-        run.digests.begin(step)
-        losses = run.engine.forward_backward(microbatches)
-
-        # All ranks get the same result before the weights are changed.
-        reporter.enter(WorkerPhase.REDUCING, step)
-        result = agree(
-            run.world, run.sums, losses, optimizer.counted_gradients(), saving.local_flags(),
-            run.digests.payload(step, run.world.device), run.balance.payload(run.world.device),
-            run.loads.payload(run.world.device),
-        )  # fmt: skip
-        check()
-        run.digests.check(step, result.digests, anomalies.skipped)
+        result = computed(run, step, microbatches, check)
+        while scaling.lowered(result):
+            optimizer.drop_gradients()
+            reporter.note(f"step {step + 1} is computed again with loss scale {scaling.scale:g}: a gradient overflowed")
+            result = computed(run, step, microbatches, check)
         if why := anomalies.skips(step, position, result):
             optimizer.drop_gradients()
             reporter.note(why)
@@ -147,8 +142,10 @@ def train(run: TrainingRun, step: int, position: int, check: Callable[[], None] 
         rate = learning_rate(step, config.steps, config.optimizer)
         saving.before_change()
         with run.world.times.measured(StepPart.OPTIMIZER):
-            optimizer.update(rate, clip_scale(result.squared_norm, config.optimizer.max_grad_norm))
+            optimizer.update(rate, clip_scale(result.squared_norm, config.optimizer.max_grad_norm) / scaling.scale)
             run.loads.update(result.loads)
+        metrics = scaling.metrics
+        scaling.stepped()
         step, position = step + 1, position + config.global_batch_size
 
         decision = saving.decide(step, result.flags)
@@ -157,7 +154,7 @@ def train(run: TrainingRun, step: int, position: int, check: Callable[[], None] 
                 step, position, run.batches.tokens, result.loss, math.sqrt(max(0.0, result.squared_norm)), rate,
                 saving.snapshot_step, saving.seconds, run.batches.stalled_seconds, anomalies.skipped,
                 run.balance.reported, saving.reported_interval, saving.reported_snapshots,
-                run.loads.busiest(result.loads),
+                run.loads.busiest(result.loads), metrics,
             )
         )  # fmt: skip
         collection.after(step)
@@ -167,6 +164,24 @@ def train(run: TrainingRun, step: int, position: int, check: Callable[[], None] 
         if done := run.end_step(decision, position):
             return done
         run.digests.rest(step)
+
+
+def computed(run: TrainingRun, step: int, microbatches: Sequence[Microbatch], check: Callable[[], None]) -> StepResult:
+    """Compute the gradients after `step` steps, and return the result, which is the same on all ranks."""
+    run.reporter.enter(WorkerPhase.COMPUTING, step)
+    run.digests.begin(step)
+    losses = run.scaling.unscaled(run.engine.forward_backward(run.scaling.scaled(microbatches)))
+
+    # All ranks get the same result before the weights are changed.
+    run.reporter.enter(WorkerPhase.REDUCING, step)
+    device = run.world.device
+    result = agree(
+        run.world, run.sums, losses, run.optimizer.counted_gradients(), run.saving.local_flags(),
+        run.digests.payload(step, device), run.balance.payload(device), run.loads.payload(device),
+    )  # fmt: skip
+    check()
+    run.digests.check(step, result.digests, run.anomalies.skipped)
+    return run.scaling.result(result)
 
 
 def clip_scale(squared_norm: float, limit: float) -> float:

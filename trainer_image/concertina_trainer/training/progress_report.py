@@ -70,6 +70,8 @@ class StepInfo:
     """Interval between snapshots, or None before the second snapshot."""
     busiest_expert: float | None = None
     """Ratio of the busiest expert's load to the mean load of its layer, the maximum over all layers, or None."""
+    scaling: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Metrics of the loss scale, or nothing without one."""
 
 
 class Channel(Protocol):
@@ -259,7 +261,7 @@ class Reporter:
 
 
 def _metrics(info: StepInfo) -> dict[str, float]:
-    metrics = {"gradient_norm": info.gradient_norm, "learning_rate": info.rate}
+    metrics = {"gradient_norm": info.gradient_norm, "learning_rate": info.rate, **info.scaling}
     return metrics if info.busiest_expert is None else {**metrics, "busiest_expert": info.busiest_expert}
 
 

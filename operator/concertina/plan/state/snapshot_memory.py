@@ -83,7 +83,8 @@ def _bytes(spec: JobSpec, trained: int, weights: Weights | None = None, frozen: 
         weights = Weights(model.weights, model.trained_weights)
     if weights is None:
         return 0
-    is_half = model and model.lora and model.lora.frozen_dtype is FrozenDtype.bfloat16
+    # A quantized weight takes less. The embeddings, which are not quantized, take as much.
+    is_half = model and model.lora and model.lora.frozen_dtype is not FrozenDtype.float32
     of_frozen = (HALF_BYTES if is_half else WEIGHT_BYTES) * (weights.all - weights.trained)
     return (WEIGHT_BYTES + trained) * weights.trained + (of_frozen if frozen else 0)
 

@@ -1,0 +1,50 @@
+"""Training in float16: the losses of float32, no sample left out by an overflow, and the scale in the state."""
+
+import pytest
+
+from builders.train import node
+from concertina_state.format.shardfile import header_length, parse_header
+
+BOUND = (2 * 39 + 10) * 2.0**-11
+"""Relative error of a loss, as in tests/unit/trainer/training/test_loss_scaling.py, for two blocks."""
+LAW = "tests/train/trainer/test_float16.py::test_an_overflow_repeats_its_step_in_every_world"
+
+
+def metadata(job):
+    content = job.find(job.newest().id, 0).read_bytes()
+    return parse_header(content[8 : header_length(content[:8])]).metadata
+
+
+def check(parent, trainer, folder, layouts):
+    """Check a run whose scale grows in each step until gradients overflow, in one world after another."""
+    sgd = {"name": "SGD", "learningRate": 0.1, "warmupSteps": 1}  # AdamW would hide a scale of gradients
+    configured = {**trainer, "steps": 4 * len(layouts) + 2, "precision": "Float16", "optimizer": sgd}
+    plain = node.Job(folder / "plain", parent, {**configured, "precision": "Float32"}).run(1)
+    job = node.Job(folder / "half", parent, configured)
+    job.worker = "workers.eager_scaling:main"
+    losses, repeated = {}, 0
+    for number, (size, parallelism) in enumerate(layouts, 1):
+        job.environment = {"CONCERTINA_PARALLELISM": parallelism}
+        before = metadata(job) if number > 1 else None
+        script = node.Script(drain=(4 * number, False)) if number < len(layouts) else node.Script()
+        found = job.run(size, *([job.newest()] if before else []), script=script)
+        assert found.losses, found.output
+        losses |= found.losses
+        repeated += found.output.count("is computed again with loss scale")
+        if before:
+            assert found.progress[-1].metrics["recomputed_steps"] >= before.loss_scale.recomputed
+        assert metadata(job).loss_scale.recomputed == repeated
+    assert repeated > 0, "no gradient overflowed"
+    assert metadata(job).position == configured["steps"] * configured["globalBatchSize"]
+    assert losses == pytest.approx(plain.losses, rel=BOUND)
+
+
+def test_an_overflow_repeats_its_step_in_every_world(parent, trainer, folder):
+    check(parent, trainer, folder, [(2, "{}"), (1, "{}")])
+
+
+@pytest.mark.long(law=LAW)
+def test_so_it_does_in_every_layout(parent, trainer, folder):
+    model = {**trainer["model"], "heads": 4, "kvHeads": 2}
+    layouts = [(4, '{"tensor": 2}'), (2, '{"pipeline": 2}'), (2, '{"context": 2}'), (3, "{}")]
+    check(parent, {**trainer, "model": model}, folder, layouts)

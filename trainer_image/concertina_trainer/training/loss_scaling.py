@@ -1,0 +1,83 @@
+"""Loss scaling for float16, whose range of exponents is too small for gradients.
+
+The loss is linear in the weights of its tokens. So the trainer multiplies these weights by a power of two, the loss
+scale, and all gradients of the backward pass are larger by this factor. Losses and gradients in float32 are divided by
+it, which is exact.
+
+If a gradient overflows, all ranks lower the scale and compute the same samples again, so no sample is left out. After
+GROWTH_STEPS steps without an overflow, they raise it. The scale is a part of the saved state. Source: Micikevicius et
+al. 2017, Mixed Precision Training (arXiv 1710.03740).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from concertina_state.errors import InvalidInput
+from concertina_state.format.shardfile import LossScale
+from concertina_trainer.config.trainer import Precision
+from concertina_trainer.data.read.batches import Microbatch
+from concertina_trainer.training.agreement import StepResult
+
+GROWTH_STEPS = 2000
+MOST_EXPONENT = 24
+
+
+class LossScaling:
+    """Loss scale of a run, which is 1 unless the precision is Float16."""
+
+    def __init__(self, precision: Precision, restored: LossScale) -> None:
+        """Begin with the scale from the restored state.
+
+        Raises:
+            InvalidInput: When the state has a scale that no run can have.
+        """
+        if not 0 <= restored.exponent <= MOST_EXPONENT or not 0 <= restored.steps < GROWTH_STEPS:
+            raise InvalidInput(f"the saved state has the loss scale {restored}: restore another checkpoint.")
+        self.state = restored
+        self.is_used = precision is Precision.float16
+
+    @property
+    def scale(self) -> float:
+        return 2.0**self.state.exponent if self.is_used else 1.0
+
+    def scaled(self, microbatches: Sequence[Microbatch]) -> Sequence[Microbatch]:
+        """Return microbatches in whose loss each token has `scale` times its weight."""
+        if not self.is_used:
+            return microbatches
+        return [dataclasses.replace(batch, weights=batch.weights * self.scale) for batch in microbatches]
+
+    def unscaled(self, losses: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [loss / self.scale for loss in losses] if self.is_used else losses
+
+    def result(self, result: StepResult) -> StepResult:
+        """Return the result of a step with the norm of the gradients that are not scaled."""
+        return dataclasses.replace(result, squared_norm=result.squared_norm / self.scale**2)
+
+    def lowered(self, result: StepResult) -> bool:
+        """Lower the scale and return True if gradients have overflowed, and a lower scale can help.
+
+        All ranks decide alike, because `result` is the same on all of them. If the loss is not finite, the forward pass
+        has overflowed, and no scale helps.
+        """
+        overflowed = math.isfinite(result.loss) and not math.isfinite(result.squared_norm)
+        if not (self.is_used and overflowed and self.state.exponent):
+            return False
+        self.state = LossScale(self.state.exponent - 1, 0, self.state.recomputed + 1)
+        return True
+
+    def stepped(self) -> None:
+        """Count a step without an overflow, and raise the scale if there were enough of them."""
+        if self.is_used:
+            steps = (self.state.steps + 1) % GROWTH_STEPS
+            exponent = min(MOST_EXPONENT, self.state.exponent + (not steps))
+            self.state = dataclasses.replace(self.state, exponent=exponent, steps=steps)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Values for the report of a step."""
+        return {"loss_scale": self.scale, "recomputed_steps": self.state.recomputed} if self.is_used else {}
