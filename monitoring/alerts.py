@@ -111,6 +111,10 @@ def _stalled(*reasons: str) -> str:
     return of_jobs(STALLED, where=f'reason=~"{"|".join(reasons)}"')
 
 
+_MFU = of_jobs("concertina_trainingjob_mfu_ratio")
+"""Only jobs of the bundled trainer have an MFU."""
+_BUSY_GPUS = f"quantile {by()} (0.5, avg_over_time(concertina_gpu_utilization_ratio[{HALF_AN_HOUR}]))"
+"""Share of the time of the median GPU, because the GPUs of standby replicas are idle."""
 _CLASSES = f'class=~"{TRAINING}"'
 _WAITED = of_jobs("concertina_trainingjob_checkpoint_waited_seconds")
 _TRAINED = f"sum {by()} ({of_jobs(TIME, 'class', where=_CLASSES)})"
@@ -130,9 +134,17 @@ ALERTS = (
         Problem.LOW_MFU,
         Severity.WARNING,
         HALF_AN_HOUR,
-        f"{of_jobs('concertina_trainingjob_mfu_ratio')} < {problems.LOW_MFU:g} {TRAINS}",
+        f"{_MFU} < {problems.LOW_MFU:g} {TRAINS}",
         f"{JOB}: training uses only {PERCENT} of the devices' peak arithmetic",
         "Training is slower than the devices allow. The parts of a step show why.",
+    ),
+    Alert(
+        Problem.LOW_GPU_UTILIZATION,
+        Severity.WARNING,
+        HALF_AN_HOUR,
+        f"{_BUSY_GPUS} < {problems.LOW_GPU_UTILIZATION:g} {TRAINS} unless on (namespace, trainingjob) {_MFU}",
+        f"{JOB}: the GPUs run kernels for only {PERCENT} of the time",
+        "The GPUs wait for most of a step: for data, for Python, or for other workers.",
     ),
     _part_of_training(
         Problem.EXPOSED_COMMUNICATION,

@@ -32,6 +32,7 @@ CHECKS: tuple[Check, ...] = (
     pace_checks.straggler,
     pace_checks.exposed_communication,
     pace_checks.low_mfu,
+    pace_checks.low_gpu_utilization,
     memory_checks.memory_grows,
 )
 """Checks in the order in which they run. If two checks find the same problem, only the first finding is used."""

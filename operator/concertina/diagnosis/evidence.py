@@ -28,6 +28,8 @@ class AgentFigures(StatusModel):
     """Total resident memory of the agent's workers, in bytes."""
     finite_loss: bool | None = None
     """True if the last loss is finite. None if the agent is not a coordinator, or no loss was reported."""
+    gpu_utilization: tuple[float, ...] = ()
+    """Share of the time in which a kernel ran, of each GPU of the replica."""
     storage_failures: float | None = None
     """Number of failed storage operations. None if the agent does not upload checkpoints."""
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
+
 from concertina.diagnosis import problems
 from concertina.diagnosis.evidence import JobEvidence
 from concertina.diagnosis.finding import Finding, warning
 from concertina.diagnosis.problems import Problem
+
+LEAST_READINGS = 3
+"""Number of readings from which the utilization of GPUs is judged, because a single one covers less than a second."""
 
 
 def input_bottleneck(evidence: JobEvidence) -> Finding | None:
@@ -91,6 +96,25 @@ def low_mfu(evidence: JobEvidence) -> Finding | None:
         "fix the other findings first. Then try larger microbatches, bf16 and compiled attention. `concertina "
         "trace` shows what the devices do in a step",
         1 - progress.mfu / problems.LOW_MFU,
+    )
+
+
+def low_gpu_utilization(evidence: JobEvidence) -> Finding | None:
+    """Check whether the GPUs of a job without an MFU are idle, from at least three readings of the agents' metrics."""
+    progress = evidence.status.progress
+    readings = {figures.at for figures in evidence.agents if figures.gpu_utilization}
+    if not evidence.trains or (progress and progress.mfu is not None) or len(readings) < LEAST_READINGS:
+        return None
+    # Standby replicas have idle GPUs, which hardly change the median.
+    typical = statistics.median(share for figures in evidence.agents for share in figures.gpu_utilization)
+    if typical >= problems.LOW_GPU_UTILIZATION:
+        return None
+    return warning(
+        Problem.LOW_GPU_UTILIZATION,
+        f"the GPUs run kernels for {typical:.0%} of the time; {problems.LOW_GPU_UTILIZATION:.0%} or more is usual",
+        "fix the other findings first. Then look for what the GPUs wait for with `concertina trace`: reading data in the "
+        "training process, Python code between small kernels, or values that the host reads in each step (.item())",
+        1 - typical / problems.LOW_GPU_UTILIZATION,
     )
 
 

@@ -17,6 +17,8 @@ class Problem(enum.StrEnum):
     """
 
     LOW_MFU = "LowMfu"
+    LOW_GPU_UTILIZATION = "LowGpuUtilization"
+    """The GPUs of a script, whose MFU is not known, run no kernel for much of the time."""
     EXPOSED_COMMUNICATION = "ExposedCommunication"
     INPUT_BOTTLENECK = "InputBottleneck"
     STRAGGLER = "Straggler"
@@ -63,6 +65,11 @@ LOW_MFU = 0.2
 """MFU (share of the devices' peak floating-point rate) below which the problem is reported.
 
 Dense transformers on recent GPUs reach 0.35 to 0.5.
+"""
+LOW_GPU_UTILIZATION = 0.5
+"""Share of the time in which a kernel runs, of the job's median GPU, below which the problem is reported.
+
+A GPU that waits for nothing is above 0.9, however slow its kernels are.
 """
 EXPOSED_COMMUNICATION = 0.25
 """Share of the training time from which the problem is reported. The next four thresholds are shares too."""

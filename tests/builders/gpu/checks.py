@@ -58,7 +58,7 @@ def _benchmark(
 CHECKS = (
     _tests(
         "trainer",
-        "a killed run resumes from its snapshot; the host waits for the GPU once a step",
+        "a killed run resumes from its snapshot; the host waits for the GPU once a step, and once a layer with experts",
         "tests/gpu/test_trainer.py",
         limit_seconds=180,
     ),

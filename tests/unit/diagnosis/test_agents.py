@@ -12,11 +12,12 @@ from concertina_agent.metrics.exposition import MetricSample, render
 def test_what_an_agent_serves_is_read() -> None:
     """For two workers with metrics of their own, the figure is the sum."""
     samples = [MetricSample(f.WORKER_MEMORY, 5, more=(("local_rank", str(rank)),)) for rank in (0, 1)]
-    text = render(
-        [*samples, MetricSample(f.LOSS, float("nan")), MetricSample(f.STORAGE_FAILURES, 2)], (("replica", "a"),)
-    ).decode()
+    gpus = [MetricSample(f.GPU_UTILIZATION, 0.25 * n, (str(n), f"GPU-{n}", "", "H100", "node")) for n in (1, 2)]
+    others = [MetricSample(f.LOSS, float("nan")), MetricSample(f.STORAGE_FAILURES, 2)]
+    text = render([*samples, *gpus, *others], (("replica", "a"),)).decode()
     agent_figures = figures("a", 1.0, text)
     assert (agent_figures.worker_bytes, agent_figures.finite_loss, agent_figures.storage_failures) == (10, False, 2)
+    assert agent_figures.gpu_utilization == (0.25, 0.5)
 
 
 def test_what_is_not_served_is_not_known() -> None:

@@ -77,6 +77,14 @@ def looks(*sizes: float, replica: str = "a-0-0") -> tuple[AgentFigures, ...]:
     return tuple(AgentFigures(replica=replica, at=NOW + 10 * n, worker_bytes=size) for n, size in enumerate(sizes))
 
 
+def busy(*shares: float) -> tuple[AgentFigures, ...]:
+    """Return readings of a replica with one GPU."""
+    return tuple(AgentFigures(replica="a-0-0", at=NOW + n, gpu_utilization=(share,)) for n, share in enumerate(shares))
+
+
+SCRIPT = JobProgress(step=1, at=ago(1))
+
+
 def failure(reason: str, message: str) -> LastFailure:
     return LastFailure(at=ago(600), round=1, replica="a-0-0", reason=reason, message=message)
 
@@ -273,6 +281,21 @@ CASES: dict[str, tuple[Problem, JobEvidence, JobEvidence]] = {
         Problem.LOSS_SPIKE,
         evidence(status(), steps=lines(*[2.0] * 32, 4.1)),
         evidence(status(), steps=lines(*[2.0] * 32, 3.9)),
+    ),
+    "idle GPUs": (
+        Problem.LOW_GPU_UTILIZATION,
+        evidence(status(progress=SCRIPT), agents=busy(0.3, 0.9, 0.4)),
+        evidence(status(progress=SCRIPT), agents=busy(0.3, 0.9, 0.6)),
+    ),
+    "idle GPUs of a job with an MFU": (
+        Problem.LOW_GPU_UTILIZATION,
+        evidence(status(progress=SCRIPT), agents=busy(0.3, 0.3, 0.3)),
+        evidence(status(), agents=busy(0.3, 0.3, 0.3)),
+    ),
+    "idle GPUs, seen once": (
+        Problem.LOW_GPU_UTILIZATION,
+        evidence(status(progress=SCRIPT), agents=busy(0.3, 0.3, 0.3)),
+        evidence(status(progress=SCRIPT), agents=busy(0.3, 0.3)),
     ),
     "memory": (
         Problem.MEMORY_GROWS,

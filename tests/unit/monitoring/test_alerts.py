@@ -50,6 +50,11 @@ MEMORY = 'worker_resident_memory_bytes{replica="j-0-1"}'
 FAILURES = "failures_in_window"
 SHIPPED, REFUSED = "checkpoint_shards_shipped_total", "checkpoint_storage_failures_total"
 
+
+def gpu(number: int) -> str:
+    return f'gpu_utilization_ratio{{replica="j-0-{number}", gpu="{number}"}}'
+
+
 CASES = {
     Problem.LOW_MFU: Case(
         TRAINS | {"mfu_ratio": "0.123x300"},
@@ -58,6 +63,15 @@ CASES = {
             TRAINS | {"mfu_ratio": "0.2x300"},
             TRAINS | {"mfu_ratio": "0.4x100 0.1x19"},
             {"mfu_ratio": "0.1x300", 'phase{phase="Complete"}': "1x300"},
+        ),
+    ),
+    Problem.LOW_GPU_UTILIZATION: Case(
+        TRAINS | {gpu(0): "0.3x300", gpu(1): "0.4x300", gpu(2): "0.9x300"},
+        "n/j: the GPUs run kernels for only 40% of the time",
+        (
+            TRAINS | {gpu(0): "0x300", gpu(1): "0.9x300", gpu(2): "0.8x300"},
+            TRAINS | {gpu(0): "0.3x300", "mfu_ratio": "0.3x300"},
+            {gpu(0): "0.1x300", 'phase{phase="Complete"}': "1x300"},
         ),
     ),
     Problem.EXPOSED_COMMUNICATION: Case(
@@ -210,7 +224,7 @@ def _named(series: str) -> str:
     if series == "operator_isolated":
         return f"concertina_{series}"
     name, _, labels = series.removesuffix("}").partition("{")
-    pods = name.startswith(("training_", "worker_", "checkpoint_sh", "checkpoint_storage"))
+    pods = name.startswith(("gpu_", "training_", "worker_", "checkpoint_sh", "checkpoint_storage"))
     prefix = "concertina_" if pods else "concertina_trainingjob_"
     return f"{prefix}{name}{{{', '.join(filter(None, (JOB, labels)))}}}"
 

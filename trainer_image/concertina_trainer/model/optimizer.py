@@ -52,7 +52,10 @@ def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a DTensor, which shares the DTensor's memory, or a plain tensor itself."""
+    """Return this rank's shard of a DTensor, which shares the DTensor's memory, or a plain tensor itself.
+
+    With gradients enabled, the result of a DTensor is a node of autograd's graph, which takes twenty times as long.
+    """
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -232,10 +235,12 @@ class LocalOptimizer:
                     key: scalar.to(device, copy=True) for key, scalar in scalars.items()
                 }
 
+    @torch.no_grad()
     def gradients(self) -> list[Tensor]:
         """Return the gradients of this rank's shards."""
         return [local(p.grad) for p in self._sharded.values() if p.grad is not None]
 
+    @torch.no_grad()
     def counted_gradients(self) -> list[Tensor]:
         """Return the gradients of those shards that this rank is the first to hold.
 
@@ -247,6 +252,7 @@ class LocalOptimizer:
         for parameter in self._sharded.values():
             parameter.grad = None
 
+    @torch.no_grad()
     def update(self, rate: float, gradient_scale: float) -> None:
         """Apply one step with the learning rate `rate`, and drop the gradients.
 

@@ -5,7 +5,8 @@ waits least. On a GPU, the host only queues work, so the times come from CUDA ev
 read after it has happened, so that reading an event never blocks.
 
 On a GPU, FSDP's collectives run concurrently with the computation, on streams of their own. Their duration is known,
-but not how much of it the computation hides. So on a GPU, FSDP's collectives are not reported as parts of the step.
+but not how much of it the computation hides. So on a GPU, FSDP's collectives are not reported as parts of the step. The
+times of these parts are absent, because 0 would say that nothing was exposed.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from concertina_protocol import COMMUNICATION, StepPart
+
+HIDDEN_ON_CUDA = (StepPart.ALL_GATHER, StepPart.REDUCE_SCATTER)
+"""Parts of which the computation hides an unknown share on a GPU."""
 
 
 class StepTimes:
@@ -29,7 +32,8 @@ class StepTimes:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._seconds: dict[StepPart, float] = dict.fromkeys(StepPart, 0.0)
+        hidden = HIDDEN_ON_CUDA if self._cuda else ()
+        self._seconds: dict[StepPart, float] = {part: 0.0 for part in StepPart if part not in hidden}
         self._waiting = 0.0
         self._within: StepPart | None = None
         self._pending: collections.deque[tuple[StepPart, StepPart | None, torch.cuda.Event, torch.cuda.Event]] = (
@@ -47,7 +51,10 @@ class StepTimes:
 
     @property
     def parts(self) -> Mapping[StepPart, float]:
-        """Seconds of this round so far, by part of a step. Each second counts in one part only."""
+        """Seconds of this round so far, by part of a step. Each second counts in one part only.
+
+        A part whose time is not known is absent.
+        """
         self._settle()
         return dict(self._seconds)
 
@@ -86,7 +93,7 @@ class StepTimes:
             self._waiting += seconds
         if outer is StepPart.PIPELINE and part not in COMMUNICATION:
             self._waiting -= seconds
-        if not (self._cuda and part in (StepPart.ALL_GATHER, StepPart.REDUCE_SCATTER)):
+        if part in self._seconds:
             self._seconds[part] += seconds
             if outer is not None:
                 self._seconds[outer] -= seconds
@@ -99,37 +106,36 @@ class Allocating:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class MeasuredAllGather(Allocating):
-    """FSDP2's own all-gather, with its time measured (AllGather protocol of torch.distributed.fsdp)."""
+class MeasuredCollective:
+    """A collective of FSDP2 with its time measured (protocols AllGather and ReduceScatter of torch.distributed.fsdp).
 
-    def __init__(self, times: StepTimes) -> None:
-        self._times = times
+    The buffers and the communication are those of the collective, so it can use memory of the process group or
+    symmetric memory (decision "Clocks wrap the collectives of FSDP2").
+    """
 
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
-    ) -> Any:
-        with self._times.measured(StepPart.ALL_GATHER):
-            return dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
+    def __init__(self, collective: Any, part: StepPart, times: StepTimes) -> None:
+        self._collective, self._part, self._times = collective, part, times
 
+    def allocate(self, *size: Any, **how: Any) -> Tensor:
+        allocated: Tensor = self._collective.allocate(*size, **how)
+        return allocated
 
-class MeasuredReduceScatter(Allocating):
-    """FSDP2's own reduce-scatter, with its time measured (ReduceScatter protocol of torch.distributed.fsdp)."""
-
-    def __init__(self, times: StepTimes) -> None:
-        self._times = times
-
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
-    ) -> Any:
-        with self._times.measured(StepPart.REDUCE_SCATTER):
-            return dist.reduce_scatter_single(
-                output=output_tensor, input=input_tensor, group=group, op=op, async_op=async_op
-            )  # fmt: skip
+    def __call__(self, *tensors: Any, **how: Any) -> Any:
+        with self._times.measured(self._part):
+            return self._collective(*tensors, **how)
 
 
 def measure(module: FSDPModule, times: StepTimes) -> None:
-    """Measure the time of this FSDP module's collectives. FSDP modules within this module are measured separately."""
-    # torch annotates these arguments with classes of a private module, but uses only the methods that these classes
-    # have.
-    module.set_custom_all_gather(MeasuredAllGather(times))  # type: ignore[arg-type]
-    module.set_custom_reduce_scatter(MeasuredReduceScatter(times))  # type: ignore[arg-type]
+    """Measure the time of this FSDP module's collectives. FSDP modules within this module are measured separately.
+
+    Choose the memory of the collectives (such as by `set_symm_mem_for_comm`) before, because torch refuses to change it
+    afterwards.
+    """
+    state = module._get_fsdp_state()
+    # torch has setters for collectives, but nothing that returns the present ones. torch 2.11 has one group.
+    groups: Sequence[Any] = (
+        state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
+    )
+    for group in filter(None, groups):
+        group._all_gather_comm = MeasuredCollective(group._all_gather_comm, StepPart.ALL_GATHER, times)
+        group._reduce_scatter_comm = MeasuredCollective(group._reduce_scatter_comm, StepPart.REDUCE_SCATTER, times)

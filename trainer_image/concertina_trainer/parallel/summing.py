@@ -81,6 +81,8 @@ class PlainSums:
         exchange the gradients of each microbatch too, because FSDP would add them up in bfloat16.
         """
         self._device, self._each, self._rounded = device, each, rounded
+        self._prepared: tuple[nn.Module, bool] | None = None
+        """Model that is prepared for a microbatch, and whether this microbatch is the last one."""
 
     def begin(self, model: nn.Module, index: int, count: int) -> None:
         """Prepare for microbatch `index` of `count`.
@@ -90,6 +92,9 @@ class PlainSums:
         """
         assert isinstance(model, FSDPModule)
         last = index == count - 1
+        if self._prepared == (model, last):  # FSDP's setters visit all modules of the model
+            return
+        self._prepared = model, last
         model.set_requires_gradient_sync(last or self._each)
         model.set_requires_all_reduce(last or self._rounded)
         model.set_is_last_backward(last)

@@ -67,7 +67,7 @@ class Balance:
         seconds_by_rank = torch.zeros(self._plan.world, dtype=torch.float64)
         seconds_by_rank[self._rank] = statistics.median(self._seconds)
         self._seconds.clear()
-        return seconds_by_rank.to(device)
+        return seconds_by_rank.to(device, non_blocking=True)
 
     def decide(self, payload: Sequence[float]) -> str:
         """Change the shares if that shortens steps enough, and return a sentence about the change, or an empty string.

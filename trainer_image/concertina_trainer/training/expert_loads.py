@@ -49,16 +49,17 @@ class ExpertLoads:
         for layer, moe in self._mixtures.items():
             if self._rate and moe.router.bias is not None:
                 of_layer = by_layer[layer - self._dense]
-                moe.router.bias += self._rate * torch.sign(of_layer.mean() - of_layer).to(moe.router.bias)
+                moe.router.bias += self._rate * torch.sign(of_layer.mean() - of_layer).to(
+                    moe.router.bias, non_blocking=True
+                )
 
     def busiest(self, loads: Sequence[float]) -> float | None:
         """Return the ratio of the busiest expert's load to the mean load of its layer, the maximum over all layers.
 
-        The ratio is 1 if loads are even. The result is None if the model has no experts.
+        The ratio is 1 if loads are even. The result is None if the model has no experts, or if no token has a weight.
         """
-        return max(
-            (float(layer_loads.max() / layer_loads.mean()) for layer_loads in self._by_layer(loads)), default=None
-        )
+        layers = [loads[begin : begin + self._count] for begin in range(0, len(loads), self._count or 1)]
+        return max((max(layer) * len(layer) / sum(layer) for layer in layers if sum(layer)), default=None)
 
     def _by_layer(self, loads: Sequence[float]) -> Tensor:
         return torch.tensor(loads, dtype=torch.float64).view(self._layers, self._count)
