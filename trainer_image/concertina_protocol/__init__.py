@@ -8,8 +8,9 @@ without asyncio: only `connection`, `waiting` and `worker_channel.agent_end` use
 Connections use TLS with a CA of the job's own. Each line is one JSON object of at most MAX_LINE bytes (`connection`). A
 connection carries one request after another, and the answer to a request is one line. `Watch` and `Join` are
 exceptions: their answer is a stream, with a line after each change and at least every REPORT_SECONDS or BEAT_SECONDS.
-The operator can send Prepare, Assign, Release, Drain and Save on the connection of a `Watch`, if the Report has
-`takes_calls`. The agent then answers them in order, between the lines of the stream.
+The operator can send Prepare, Assign, Release, Drain, Save and Relay on the connection of a `Watch`, if the Report has
+`takes_calls`. The agent then answers them in order, between the lines of the stream. The answers to a Relay come in any
+order and have the Relay's number.
 
 A line is {"v": VERSION, "kind": name in KINDS, "body": fields} (`lines`). Each side accepts its own version and the
 versions just before and after it, because agents keep running while their operator is upgraded. It ignores unknown

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import functools
+import itertools
 import logging
 import socket
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 import concertina_protocol as protocol
@@ -25,11 +27,6 @@ from concertina_protocol.connection import Connection, small_tls_buffers
 log = logging.getLogger(__name__)
 CALL_SECONDS = 5.0
 """Seconds to wait for an answer. After that, the operator assumes that the agent has not received the request."""
-RELAY_SECONDS = 2.0
-"""Longest time in seconds between two answers that one agent passes on.
-
-After that, the operator calls the remaining agents itself. A repeated request does no harm.
-"""
 DIAL_SECONDS = protocol.SILENCE_SECONDS
 """Seconds to open a connection, and the seconds for the TLS handshake after that."""
 KEPT_SECONDS = 10.0
@@ -106,11 +103,15 @@ class IdleConnections:
 class StreamCalls:
     """Calls over a connection on which the agent also sends its reports.
 
-    The answers arrive in the order of the calls, between the reports.
+    The answers arrive in the order of the calls, between the reports. Answers that the agent passes on from other
+    agents (`relay`) come in any order. The number of the request shows which of them belong together.
     """
 
     def __init__(self, opened: Connection) -> None:
         self._connection = opened
+        self._numbers = itertools.count(1)
+        self._relays: dict[int, asyncio.Queue[protocol.Relayed | None]] = {}
+        """Answers that have been passed on, by the number of the Relay. None marks the end of the stream."""
         self._pending_answers: deque[asyncio.Future[protocol.Message | None]] = deque()
         """Futures for the expected answers, the oldest first.
 
@@ -133,11 +134,53 @@ class StreamCalls:
             return None
         return await future
 
-    def answered(self, message: protocol.Message) -> bool:
-        """Use a message as the answer to the oldest open call, and return True. Return False for a report.
+    @contextlib.asynccontextmanager
+    async def relay(self, message: protocol.Relay) -> AsyncIterator[Callable[[], Awaitable[protocol.Relayed]]]:
+        """Ask the agent to pass a message on, and yield a function that returns the next answer that it passes back.
 
-        While a call is open, every message that is not a report is an answer.
+        Raises:
+            ClosedError: When the stream ends. The yielded function raises it too.
         """
+        number, answers = next(self._numbers), asyncio.Queue[protocol.Relayed | None]()
+
+        async def next_answer() -> protocol.Relayed:
+            answer = await answers.get()
+            answers.task_done()
+            if answer is None:
+                raise ClosedError("the stream of the agent that passes the message on has ended")
+            return answer
+
+        self._relays[number] = answers
+        try:
+            try:
+                await self._connection.send(dataclasses.replace(message, request=number))
+            except ConnectionError as error:
+                raise ClosedError(f"the stream of the agent that passes the message on is broken: {error}") from error
+            yield next_answer
+        finally:
+            del self._relays[number]
+            while not answers.empty():
+                answers.get_nowait()
+                answers.task_done()
+
+    async def taken(self) -> None:
+        """Wait until all answers that were passed on have been taken by those that wait for them.
+
+        The next line is read only then. Otherwise an agent could fill the memory with answers that nobody has read.
+        """
+        for answers in list(self._relays.values()):
+            await answers.join()
+
+    def answered(self, message: protocol.Message) -> bool:
+        """Use a message as the answer to a call, and return True. Return False for a report.
+
+        While a call is open, every message that is not a report is the answer to the oldest open call, except answers
+        that the agent passes on. Those to an earlier Relay, for which nobody waits any more, are dropped.
+        """
+        if isinstance(message, protocol.Relayed):
+            if answers := self._relays.get(message.request):
+                answers.put_nowait(message)
+            return True
         if not self._pending_answers or isinstance(message, protocol.Report | protocol.ReportChange):
             return False
         self._answer(message)
@@ -147,6 +190,8 @@ class StreamCalls:
         """End all open calls with the result None, because the stream is closed and no more answers will arrive."""
         while self._pending_answers:
             self._answer(None)
+        for answers in self._relays.values():
+            answers.put_nowait(None)
 
     def _answer(self, message: protocol.Message | None) -> None:
         future = self._pending_answers.popleft()
@@ -204,7 +249,7 @@ async def connection(
     opened = await _opened(identity, address, waits)
     try:
         if isinstance(message, protocol.Relay):
-            _check_may_act(identity)
+            check_may_act(identity)
         await opened.send(message)
         yield opened
     finally:
@@ -358,7 +403,7 @@ async def call(identity: ConnectionIdentity, address: str, request: Request, wai
     try:
         answer: protocol.Message | None = None
         if stream := identity.streams.get(address):
-            _check_may_act(identity)
+            check_may_act(identity)
             async with asyncio.timeout(CALL_SECONDS):
                 answer = await stream.ask(request)
         elif idle := identity.kept.take(address):
@@ -376,10 +421,10 @@ async def call(identity: ConnectionIdentity, address: str, request: Request, wai
     except Exception as error:
         # Without a result, the call would count as in progress forever and never be sent again.
         raise CallError(f"the call of {address} failed: {type(error).__name__}: {error}") from error
-    return _answer(answer, type(request).__name__, address)
+    return usable(answer, type(request).__name__, address)
 
 
-def _check_may_act(identity: ConnectionIdentity) -> None:
+def check_may_act(identity: ConnectionIdentity) -> None:
     """Check that this operator is still the leader, just before a call is sent, because the call may have waited.
 
     Raises:
@@ -398,7 +443,7 @@ async def _asked(
     restarted meanwhile.
     """
     try:
-        _check_may_act(identity)
+        check_may_act(identity)
         async with asyncio.timeout(CALL_SECONDS):
             await opened.send(request)
             answer = await receive(opened, identity, address)
@@ -412,48 +457,12 @@ async def _asked(
     return answer
 
 
-async def relay(
-    identity: ConnectionIdentity,
-    address: str,
-    line: str,
-    to: Mapping[str, str],
-    silence: float = RELAY_SECONDS,
-    waits: Waits = lambda _: None,
-) -> AsyncIterator[tuple[str, Answer]]:
-    """Ask the agent at `address` to pass a message on to other agents. Yield each replica with its answer.
+def usable(message: protocol.Message, request_kind: str, address: str) -> Answer:
+    """Return the message if it is an answer to a request.
 
-    The iterator ends after the last answer, after an error, or when no answer arrives for `silence` seconds. It raises
-    nothing. The caller must call each replica without an answer itself.
-
-    Args:
-        identity: Parameters of the job's connections.
-        address: Address of the agent that passes the message on.
-        line: Encoded Prepare or Assign message.
-        to: Address of each replica to which the agent passes the message on.
-        silence: Longest time in seconds between two answers.
-        waits: Function to call with True before the connection waits for its handshake, and with False when the
-            handshake begins.
+    Raises:
+        CallError: When it is another message.
     """
-    candidates = tuple(protocol.Candidate(*entry) for entry in to.items())
-    passed_on, waiting = protocol.Relay(identity.uid, line, candidates), dict(to)
-    try:
-        async with connection(identity, address, passed_on, waits) as opened, asyncio.timeout(silence) as quiet:
-            while waiting:
-                relayed = await receive(opened, identity, address)
-                if not isinstance(relayed, protocol.Relayed):
-                    raise CallError(f"{address} answered a Relay with a {type(relayed).__name__}")
-                if relayed.replica not in waiting or relayed.error:
-                    continue
-                passed_back = functools.partial(parsed, relayed.line.encode(), address, identity.line_limits())
-                answer = await identity.allowance.handle(passed_back)
-                yield relayed.replica, _answer(answer, "Relay", waiting.pop(relayed.replica))
-                quiet.reschedule(asyncio.get_running_loop().time() + silence)
-    except Exception as error:  # after any error, the caller must call the remaining replicas itself
-        why = str(error) or type(error).__name__
-        log.info("%d of the %d agents that %s asked have not answered: %s", len(waiting), len(to), address, why)
-
-
-def _answer(message: protocol.Message, request_kind: str, address: str) -> Answer:
     if not isinstance(message, protocol.Prepared | protocol.Accepted | protocol.Refused):
         raise CallError(f"{address} answered a {request_kind} with a {type(message).__name__}")
     return message

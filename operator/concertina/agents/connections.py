@@ -8,7 +8,6 @@ import enum
 import functools
 import itertools
 import logging
-import math
 import ssl
 import time
 from collections import Counter
@@ -24,11 +23,11 @@ from concertina.agents.agent_lines import HeldLines
 from concertina.agents.allowance import Allowance
 from concertina.agents.authority import Authority
 from concertina.agents.bounds import LineLimits, line_limits
-from concertina.agents.calls import HANDSHAKES, RELAY_SECONDS, CallError, ConnectionIdentity, call, relay
+from concertina.agents.calls import HANDSHAKES, CallError, ConnectionIdentity, call
 from concertina.agents.hearing import AgentConnectivityMonitor
+from concertina.agents.relays import RELAYED_ABOVE, Coordinator, Relayable, parts, relay, relay_seconds
 from concertina.agents.stall import TICK_SECONDS, StallDetector, begun, is_same_call, later
 from concertina.agents.streams import Lost, StreamEnd, follow, is_idle
-from concertina.api.pod_names import parse
 from concertina.plan.actions import Send
 from concertina.plan.facts import constants
 from concertina.plan.observed import AgentView, Call
@@ -44,18 +43,8 @@ CALLS = {
     protocol.Save: "save",
 }
 """For each kind of message, the field of AgentView that contains the last call of that kind."""
-RELAYED_ABOVE = 32
-"""Largest number of agents that the operator calls itself with the same message.
-
-With more agents, some of them pass the message on to others (decision "Agents forward the operator's messages").
-"""
 OFFSET_SECONDS = 0.001
 """Largest difference in seconds between two clocks that are read one after the other, if neither has been set."""
-EACH_SECONDS = 0.005
-"""Seconds by which the operator waits longer for a relaying agent, for each replica that the agent calls.
-
-There are about as many relaying agents as each of them has replicas to call.
-"""
 NUMBERS_A_SECOND, FASTEST_SECONDS, SLOWEST_SECONDS = 100.0, 0.25, 10.0
 """How often agents report if only progress numbers have changed.
 
@@ -137,6 +126,8 @@ class _JobConnections:
     """Timer at which collected changes are announced; None if there are none."""
     members: int = 0
     """Largest number of members that the job has had."""
+    relaying: Coordinator = field(default_factory=Coordinator)
+    """Coordinator through which calls to the members travel."""
 
     @property
     def coordinator(self) -> str:
@@ -290,15 +281,32 @@ class AgentConnections:
             return []
         due = [(send, call) for send in sends if (call := self._begin(job, send)) is not None]
         for _, entries in itertools.groupby(due, key=lambda sent: id(sent[0].message)):
-            batch = list(entries)
-            if len(batch) <= RELAYED_ABOVE:
-                for send, call in batch:
-                    self._start(job, self._call(job, send, call))
-            else:
-                line = protocol.encode(batch[0][0].message).decode().rstrip("\n")
-                for part in _parts(batch, job):
-                    self._start(job, self._relay(job, line, part))
+            self._start_batch(job, list(entries))
         return [send for send, _ in due]
+
+    def _start_batch(self, job: _JobConnections, batch: list[tuple[Send, Call]]) -> None:
+        """Start calls with the same message: through agents that pass the message on, or directly."""
+        message, entries = batch[0][0].message, {send.replica: (send, call) for send, call in batch}
+        if isinstance(message, Relayable) and (routes := self._routes(job, batch)):
+            line, silence = protocol.encode(message).decode().rstrip("\n"), relay_seconds(len(batch))
+            for address, replicas in routes:
+                part = [entries.pop(replica) for replica in replicas]
+                self._start(job, self._relay(job, address, message, line, part, silence))
+        for entry in entries.values():
+            self._start(job, self._call(job, *entry))
+
+    def _routes(self, job: _JobConnections, batch: list[tuple[Send, Call]]) -> list[tuple[str, list[str]]]:
+        """Return the address of each agent that passes a message on, with the replicas to which it does so.
+
+        The operator calls all other replicas itself.
+        """
+        addresses = {send.replica: send.address for send, _ in batch}
+        if len(batch) > RELAYED_ABOVE:
+            split = parts(list(addresses), lambda replica: job.connections[replica].view.connected)
+            return [(addresses[part[0]], part) for part in split]
+        streams = {name for name, connection in job.connections.items() if connection.address in job.identity.streams}
+        behind = [replica for replica in addresses if job.relaying.passes_on(replica, streams)]
+        return [(job.connections[job.relaying.replica].address, behind)] if behind else []
 
     def _start(self, job: _JobConnections, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
@@ -380,18 +388,41 @@ class AgentConnections:
         except CallError as error:
             self._end(job, send, under_way, error=str(error))
 
-    async def _relay(self, job: _JobConnections, line: str, part: list[tuple[Send, Call]]) -> None:
-        """Ask the first replica of `part` to pass a message on to the other replicas, and record the answers.
+    async def _relay(
+        self,
+        job: _JobConnections,
+        address: str,
+        message: Relayable,
+        line: str,
+        part: list[tuple[Send, Call]],
+        silence: float,
+    ) -> None:
+        """Ask the agent at `address` to pass a message on to the replicas of `part`, and record the answers.
 
-        If a replica has not answered, the operator then calls it directly.
+        If a replica has not answered, the operator calls it directly. Only then does its silence count: until then, the
+        operator can't know whether the agent has passed the message on.
         """
         waiting = {send.replica: (send, under_way) for send, under_way in part}
         addresses = {send.replica: send.address for send, _ in part}
-        silence = RELAY_SECONDS + len(part) ** 2 * EACH_SECONDS
-        waits = functools.partial(self._on_waits, job, part)
-        async for replica, reply in relay(job.identity, part[0][0].address, line, addresses, silence, waits):
-            self._end(job, *waiting.pop(replica), reply=reply)
-        await asyncio.gather(*(self._call(job, *entry) for entry in waiting.values()))
+        own = [entry for entry in part if entry[0].address == address]
+        for send, under_way in part:
+            if send.address != address:
+                self._change(job, send, under_way, sent_at=None)
+        waits = functools.partial(self._on_waits, job, own)
+        async with asyncio.TaskGroup() as direct:
+            async for replica, reply in relay(job.identity, address, message, line, addresses, silence, waits):
+                send, under_way = waiting.pop(replica)
+                if reply is None:
+                    direct.create_task(self._call_now(job, send, under_way))
+                else:
+                    self._end(job, send, under_way, reply=reply, sent_at=under_way.sent_at)
+            for entry in waiting.values():
+                direct.create_task(self._call_now(job, *entry))
+
+    async def _call_now(self, job: _JobConnections, send: Send, under_way: Call) -> None:
+        """Call a replica to which another agent has not passed the call on. Its silence counts from now on."""
+        self._change(job, send, under_way, sent_at=self._clock())
+        await self._call(job, send, under_way)
 
     def _on_waits(self, job: _JobConnections, part: list[tuple[Send, Call]], turn: bool) -> None:
         """Record that the calls in `part` wait for their TLS handshake (`turn` is true), or that they no longer wait.
@@ -459,6 +490,7 @@ class AgentConnections:
                 trace = {"trace_id": trace_id(uid, report.round)}
                 metrics.ROUND_START_SECONDS.observe(assign.waited_for(self._clock()), trace)
             connection.view = _with_report(before, report, self._clock())
+            job.relaying = job.relaying.after(report)
             if connection.view != before:
                 self.hearing.update(uid, replica, connection.view)
                 if _matters(before, connection.view):
@@ -500,24 +532,6 @@ class AgentConnections:
         connection.stream, connection.address = None, ""
         connection.view = dataclasses.replace(connection.view, connected=False, wanted_at=None, queued_at=None)
         self.hearing.update(uid, replica, connection.view)
-
-
-def _parts(batch: list[tuple[Send, Call]], job: _JobConnections) -> list[list[tuple[Send, Call]]]:
-    """Split a batch of calls into parts. In each part, one agent passes the message on to the other agents.
-
-    There are about as many parts as calls in each part, so the time to pass a message on grows with the square root of
-    the number of calls. A replica is in the same part each time, because the agents of a part reuse their connections
-    to each other. The first call of a part is to a connected agent if the part has one, because the first agent passes
-    the message on.
-    """
-    count = math.isqrt(len(batch) - 1) + 1
-    parts: list[list[tuple[Send, Call]]] = [[] for _ in range(count)]
-    for position, entry in enumerate(batch):
-        name = parse(entry[0].replica)
-        parts[(position if name is None or name.index is None else name.index) % count].append(entry)
-    for part in parts:
-        part.sort(key=lambda called: not job.connections[called[0].replica].view.connected)
-    return [part for part in parts if part]
 
 
 def _client_context(master_key: bytes, uid: str, created: float) -> ssl.SSLContext:

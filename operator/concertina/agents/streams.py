@@ -163,6 +163,7 @@ async def _stream(
                 line = await receive_line(opened, address)
                 with quiet.broken():
                     lost = await identity.allowance.handle(functools.partial(handle, line))
+                    await calls.taken()
                 del line
             return lost
     except TimeoutError:

@@ -12,6 +12,7 @@ import pytest
 import concertina_protocol as p
 from builders.train.replicas import MASTER_KEY, UID, Job, running
 from builders.until import until_async
+from concertina.agents import calls as calls_module
 from concertina.agents import connections as module
 from concertina.agents.calls import connection
 from concertina.agents.connections import AgentConnections
@@ -64,6 +65,47 @@ async def told(connections: AgentConnections, job: Job, message, *names: str) ->
 def prepare(job: Job, round: int = 1) -> p.Prepare:
     candidates = tuple(p.Candidate(replica.name, replica.address) for replica in job.replicas.values())
     return p.Prepare(UID, round, f"claim-{round}", candidates)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_next_round_begins_over_the_coordinators_stream_alone(folder, monkeypatch, count):
+    """The operator makes a handshake with each replica to learn that it is ready, and none after that."""
+    dialled: list[str] = []
+    opened = calls_module._opened
+
+    async def counted(identity, address, waits):
+        dialled.append(address)
+        return await opened(identity, address, waits)
+
+    monkeypatch.setattr(calls_module, "_opened", counted)
+
+    async def body():
+        async with running(folder, count, SLEEPS) as job, operator(job) as connections:
+            first, *others = job.names
+            connections.watch(UID, {name: job.replicas[name].address for name in job.names})
+            await until_async(
+                lambda: all(view.ready_at for view in connections.views(UID).values()), "all are ready", connections
+            )
+            dialled.clear()
+            for round in (1, 2, 3):
+                prepared = await told(connections, job, prepare(job, round), *job.names)
+                assert {name: answer.replica for name, answer in prepared.items()} == {name: name for name in job.names}
+                accepted = await told(connections, job, job.assignment(prepared), *job.names)
+                assert set(accepted.values()) == {p.Accepted(round, f"claim-{round}")}
+                connections.watch(UID, {first: job[0].address})
+                members = lambda: connections.views(UID)[first].report.members  # noqa: E731
+                await until_async(
+                    lambda: [(m.round, m.state) for m in members().values()] == [(round, p.State.RUNNING)] * count,  # noqa: B023
+                    "all members run",
+                    members,
+                )
+            assert dialled == []
+            job[0].kill()
+            answers = await told(connections, job, prepare(job, 4), *others)
+            assert all(isinstance(answer, p.Prepared) for answer in answers.values()), answers
+            assert set(dialled) - {job[0].address} == {job.replicas[name].address for name in others}
+
+    asyncio.run(body())
 
 
 def test_a_round_begins_by_what_agents_pass_on(folder, direct):

@@ -9,7 +9,6 @@ import functools
 import os
 import resource
 import socket
-import ssl
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -20,12 +19,12 @@ from builders.answering import ASSIGN, CREATED, LIMIT, MASTER, PREPARE, UID, Hea
 from builders.until import until_async
 from concertina.agents import calls as calls_module
 from concertina.agents import connections as module
+from concertina.agents import relays
 from concertina.agents.authority import Authority
 from concertina.agents.calls import ConnectionIdentity
-from concertina.agents.connections import AgentConnection, AgentConnections
+from concertina.agents.connections import AgentConnections
 from concertina.api.pod_names import pod_name
 from concertina.plan.actions import Send
-from concertina.plan.observed import AgentView, Call
 
 
 def test_a_call_stands_in_the_view_from_the_moment_it_is_sent_and_is_not_sent_twice(tmp_path: Path) -> None:
@@ -259,13 +258,8 @@ def test_an_answer_is_waited_for_by_the_time_in_which_the_operator_ran(tmp_path:
 
 def parts(indexes: Iterable[int], heard: Collection[int] = ()) -> list[list[int]]:
     """Return the indexes of the replicas in each part of a relayed call; the first one of a part relays it."""
-    views = {pod_name("job", i, 0): AgentView(connected=i in heard) for i in indexes}
-    job = module._JobConnections(
-        ConnectionIdentity(UID, ssl.create_default_context()),
-        {name: AgentConnection(view) for name, view in views.items()},
-    )
-    made = module._parts([(Send(name, name, PREPARE), Call(1, "c1", sent_at=0.0)) for name in views], job)
-    return [[int(send.replica.split("-")[1]) for send, _ in part] for part in made]
+    connected = {pod_name("job", i, 0): i in heard for i in indexes}
+    return [[int(name.split("-")[1]) for name in part] for part in relays.parts(list(connected), connected.__getitem__)]
 
 
 def test_what_is_said_to_many_is_said_to_some_of_them_first_to_those_that_are_heard() -> None:
@@ -303,16 +297,13 @@ def test_an_answer_that_is_passed_on_is_whole_however_long(tmp_path: Path) -> No
         async with agent(passed_on, tmp_path) as address:
             to = {"r1": address, "r2": "127.0.0.1:1"}
             line = protocol.encode(PREPARE).decode().rstrip("\n")
-            assert [each async for each in calls_module.relay(identity, address, line, to)] == [("r1", prepared)]
+            answers = [each async for each in relays.relay(identity, address, PREPARE, line, to)]
+            assert answers == [("r1", prepared), ("r2", None)]
 
     asyncio.run(scenario())
 
 
-def test_one_that_was_to_pass_something_on_and_babbles_holds_nobody_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(calls_module, "RELAY_SECONDS", 0.3)
-
+def test_one_that_was_to_pass_something_on_and_babbles_holds_nobody_up(tmp_path: Path) -> None:
     async def babble(message: protocol.Message, writer: asyncio.StreamWriter) -> None:
         while True:
             writer.write(protocol.encode(protocol.Relayed("nobody", "{}")))
@@ -322,7 +313,7 @@ def test_one_that_was_to_pass_something_on_and_babbles_holds_nobody_up(
     async def scenario() -> None:
         identity = ConnectionIdentity(UID, Authority(MASTER, UID, CREATED).client_context())
         async with agent(babble, tmp_path) as address, asyncio.timeout(LIMIT):
-            assert [each async for each in calls_module.relay(identity, address, "{}", {"r1": address})] == []
+            assert [each async for each in relays.relay(identity, address, PREPARE, "{}", {"r1": address}, 0.3)] == []
 
     asyncio.run(scenario())
 

@@ -180,9 +180,11 @@ class NetworkDriver:
                 else:
                     answer = await self._connections.ask(to.address, line, RELAY_SECONDS)
             except (OSError, asyncio.TimeoutError, p.ProtocolError) as error:
-                relayed = p.Relayed(to.replica, error=f"{to.address}: {str(error) or type(error).__name__}")
+                error_text = f"{to.address}: {str(error) or type(error).__name__}"
+                relayed = p.Relayed(to.replica, error=error_text, request=message.request)
             else:
-                relayed = p.Relayed(to.replica, answer.decode(errors="replace").rstrip("\n"))
+                line_back = answer.decode(errors="replace").rstrip("\n")
+                relayed = p.Relayed(to.replica, line_back, request=message.request)
             with contextlib.suppress(OSError):
                 await wire.send(relayed)
 

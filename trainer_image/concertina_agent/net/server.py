@@ -8,7 +8,7 @@ import concurrent.futures
 import contextlib
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Optional, Protocol, Union
 
 import concertina_protocol as p
@@ -40,7 +40,7 @@ IDLE_SECONDS = 600.0
 """Seconds after which a connection without requests is closed."""
 
 Answered = Union[p.Prepare, p.Assign, p.Release, p.Drain, p.Save, p.Ping, p.Trace]
-Route = Callable[[Any, Connection], Awaitable[None]]
+Route = Callable[[Any, Connection], Coroutine[Any, Any, None]]
 CALLS = (p.Prepare, p.Assign, p.Release, p.Drain, p.Save)
 """Requests that the operator may send on the connection on which it receives Reports."""
 
@@ -200,9 +200,13 @@ class AgentServer:
         stream.add_done_callback(lambda ended: None if ended.cancelled() else wire.close())
         try:
             while (call := await wire.receive()) is not None:
-                if not isinstance(call, CALLS):
+                if not isinstance(call, (*CALLS, p.Relay)):
                     raise ProtocolError(f"a {type(call).__name__} is not allowed on the connection of a Watch")
-                await self._route(call, wire)(call, wire)
+                answering = self._route(call, wire)(call, wire)
+                if isinstance(call, p.Relay):  # the next request must not wait for the agents that are asked
+                    self._streams.start("relay", answering)
+                else:
+                    await answering
         finally:
             stream.cancel()
 

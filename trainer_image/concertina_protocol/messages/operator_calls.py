@@ -179,12 +179,17 @@ class Relay:
 
     If the agent's own replica is in `to`, the agent handles the message too. The agent answers with one Relayed for
     each replica in `to`, in the order in which the replicas' answers arrive.
+
+    The operator may send a Relay on the connection of a Watch. The answers then arrive between the lines of the stream,
+    and other requests on the connection do not wait for them.
     """
 
     uid: str
     line: str
     """Message to pass on, as a line of the protocol without its newline."""
     to: tuple[Candidate, ...]
+    request: int = 0
+    """Number that the answers repeat, so that a late answer to an earlier Relay is not mistaken for one to this."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,6 +201,8 @@ class Relayed:
     """Answer of the agent as a line of the protocol, or "" if the agent did not answer."""
     error: str = ""
     """Reason why there is no answer, as a sentence."""
+    request: int = 0
+    """Number of the Relay that this message answers."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,201 @@
+"""Calls that one agent passes on to others, so that the operator needs no connection to each of them.
+
+The operator has one open stream of a job that trains: that of the coordinator (the agent of rank 0). Calls to the other
+members travel over this stream, and the coordinator passes them on over connections that it has anyway. The coordinator
+says nothing about a member by not passing on an answer. The operator then calls the member itself, and only the silence
+of that call counts (decision "Agents forward the operator's messages").
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import concertina_protocol as protocol
+from concertina.agents.calls import (
+    Answer,
+    CallError,
+    ConnectionIdentity,
+    Waits,
+    check_may_act,
+    connection,
+    parsed,
+    receive,
+    usable,
+)
+from concertina.api.pod_names import parse
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+RELAY_SECONDS, EACH_SECONDS = 1.5, 0.005
+"""Longest time in seconds between two answers that an agent passes on: a constant part, and a part for each replica.
+
+The replicas are all those to which the message goes. After this time, the operator calls the remaining ones itself. A
+repeated request does no harm. The constant part is longer than the second for which an agent waits for the answer to a
+Ping before it answers a Prepare.
+"""
+RELAYED_ABOVE = 32
+"""Largest number of replicas to which one agent passes the same message on.
+
+With more replicas, several agents pass the message on, each to a part of the replicas.
+"""
+Relayable = protocol.Prepare | protocol.Assign | protocol.Release
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """Last agent that reported to be the job's coordinator, and the members that it then said to be in contact with.
+
+    After a Prepare, an agent no longer reports that it is the coordinator. It can still pass on the Assign.
+    """
+
+    replica: str = ""
+    """Replica of the coordinator; empty if none has reported yet."""
+    members: frozenset[str] = frozenset()
+    """Members of the coordinator's round that are not lost."""
+
+    def after(self, report: protocol.Report) -> Coordinator:
+        """Return the coordinator after an agent of the job has sent this report."""
+        if not report.coordinator:
+            return self
+        lost = protocol.FailureReason.MEMBER_LOST
+        members = frozenset(
+            name
+            for name, state in report.members.items()
+            if name != report.replica and (state.failure is None or state.failure.reason != lost)
+        )
+        if (self.replica, self.members) == (report.replica, members):
+            return self
+        return Coordinator(report.replica, members)
+
+    def passes_on(self, replica: str, streams: Collection[str]) -> bool:
+        """Return whether calls to a replica travel through the coordinator.
+
+        Args:
+            replica: Replica to call.
+            streams: Replicas with an open stream that takes calls. They are called over this stream.
+        """
+        return self.replica in streams and replica in self.members and replica not in streams
+
+
+def relay_seconds(replicas: int) -> float:
+    """Return the longest time in seconds between two answers that an agent passes on.
+
+    Args:
+        replicas: Number of all replicas to which the message goes.
+    """
+    return RELAY_SECONDS + EACH_SECONDS * replicas
+
+
+def parts(replicas: Sequence[str], connected: Callable[[str], bool]) -> list[list[str]]:
+    """Split many replicas into parts. In each part, the first replica passes a message on to the other replicas.
+
+    There are about as many parts as replicas in each part, so the time to pass a message on grows with the square root
+    of the number of replicas. A replica is in the same part each time, because the agents of a part reuse their
+    connections to each other. The first replica of a part is connected if the part has a connected one.
+    """
+    count = math.isqrt(len(replicas) - 1) + 1
+    made: list[list[str]] = [[] for _ in range(count)]
+    for position, replica in enumerate(replicas):
+        name = parse(replica)
+        made[(position if name is None or name.index is None else name.index) % count].append(replica)
+    for part in made:
+        part.sort(key=lambda replica: not connected(replica))
+    return [part for part in made if part]
+
+
+async def relay(
+    identity: ConnectionIdentity,
+    address: str,
+    request: Relayable,
+    line: str,
+    to: Mapping[str, str],
+    silence: float = RELAY_SECONDS,
+    waits: Waits = lambda _: None,
+) -> AsyncIterator[tuple[str, Answer | None]]:
+    """Ask the agent at `address` to pass a message on to other agents. Yield each replica with its answer.
+
+    A replica is yielded with None if the agent could not pass the message on, or passed on an answer that is not one to
+    this message. The iterator ends after the last answer, after an error, or when no answer arrives for `silence`
+    seconds. It raises nothing. The caller must call each replica without an answer itself.
+
+    Args:
+        identity: Parameters of the job's connections.
+        address: Address of the agent that passes the message on.
+        request: Message to pass on.
+        line: The same message, encoded. Several agents may pass it on, and it may be long.
+        to: Address of each replica to which the agent passes the message on.
+        silence: Longest time in seconds between two answers.
+        waits: Function to call with True before the connection waits for its handshake, and with False when the
+            handshake begins. An open stream needs no handshake.
+    """
+    candidates = tuple(protocol.Candidate(*entry) for entry in to.items())
+    waiting = dict(to)
+    try:
+        async with (
+            _passing_on(identity, address, protocol.Relay(identity.uid, line, candidates), waits) as next_answer,
+            asyncio.timeout(silence) as quiet,
+        ):
+            while waiting:
+                relayed = await next_answer()
+                if not isinstance(relayed, protocol.Relayed):
+                    raise CallError(f"{address} answered a Relay with a {type(relayed).__name__}")
+                if relayed.replica not in waiting:
+                    continue
+                del waiting[relayed.replica]
+                yield relayed.replica, await _passed_back(identity, address, request, relayed)
+                quiet.reschedule(asyncio.get_running_loop().time() + silence)
+    except Exception as error:  # after any error, the caller must call the remaining replicas itself
+        why = str(error) or type(error).__name__
+        log.info("%d of the %d agents that %s asked have not answered: %s", len(waiting), len(to), address, why)
+
+
+@contextlib.asynccontextmanager
+async def _passing_on(
+    identity: ConnectionIdentity, address: str, message: protocol.Relay, waits: Waits
+) -> AsyncIterator[Callable[[], Awaitable[protocol.Message]]]:
+    """Send a Relay to an agent, over its open stream if there is one, and yield a function that returns its answers.
+
+    Raises:
+        CallError: When another operator may be the leader, or the stream has ended.
+        OSError: When the agent cannot be reached.
+        TimeoutError: When the connection or its handshake takes too long.
+    """
+    if stream := identity.streams.get(address):
+        check_may_act(identity)
+        async with stream.relay(message) as next_answer:
+            yield next_answer
+    else:
+        async with connection(identity, address, message, waits) as opened:
+            yield functools.partial(receive, opened, identity, address)
+
+
+async def _passed_back(
+    identity: ConnectionIdentity, address: str, request: Relayable, relayed: protocol.Relayed
+) -> Answer | None:
+    """Return the answer of a replica that an agent passed back, or None if there is none to this request.
+
+    The answer is checked, because it comes from another agent than the one that is answered for.
+    """
+    if relayed.error:
+        log.info("%s could not call %s: %s", address, relayed.replica, relayed.error)
+        return None
+    try:
+        line = functools.partial(parsed, relayed.line.encode(), address, identity.line_limits())
+        answer = usable(await identity.allowance.handle(line), "Relay", address)
+    except CallError as error:
+        log.info("%s", error)
+        return None
+    if isinstance(answer, protocol.Refused):
+        return answer
+    is_replicas = not isinstance(answer, protocol.Prepared) or answer.replica == relayed.replica
+    if is_replicas and (answer.round, answer.claim) == (request.round, request.claim):
+        return answer
+    log.info("%s passed on an answer of %s that is not one to this request", address, relayed.replica)
+    return None
