@@ -31,7 +31,7 @@ def seeds(case: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("seeds", [pytest.param(GATE, id="gate"), more])
 
 
-def played(seed: int, *faults: Strike, arrange: Callable[[World], None] = lambda world: None) -> World:
+def played(seed: int, *faults: Strike, arrange: Callable[[World], object] = lambda world: None) -> World:
     """Run a job to its end with these faults, of which the last one ends its round.
 
     Raises:
@@ -77,13 +77,17 @@ def test_a_round_of_each_size_begins_through_the_coordinator(replicas: int) -> N
     assert set(calls) == {world.status.world.coordinator}
 
 
-def cut_off_a_member(world: World) -> None:
-    """Cut the link between the coordinator and one member, both of which the operator reaches, and remember it."""
+def cut_off_a_member(world: World) -> str:
+    """Cut the link between the coordinator and one member, both of which the operator reaches.
+
+    Return the member, or an empty text if the round is too small.
+    """
     pods, members = world.cluster.pods, world.status.world.members
-    if len(members) >= 3:
-        a, b = (pods[member.replica].node for member in (members[0], members[-1]))
-        world.network.cut(a, b, 5.0)
-        world.cut_off = members[-1].replica  # type: ignore[attr-defined]
+    if len(members) < 3:
+        return ""
+    a, b = (pods[member.replica].node for member in (members[0], members[-1]))
+    world.network.cut(a, b, 5.0)
+    return members[-1].replica
 
 
 def asked_members(seeds: range) -> list[bool]:
@@ -92,19 +96,16 @@ def asked_members(seeds: range) -> list[bool]:
     Raises:
         Violation: If it does not hold.
     """
-    asked = []
+    asked: list[bool] = []
+
+    def look(world: World, replica: str, seen: tuple[int, str]) -> None:
+        asked.append(world.agents[replica].core.seen > seen)
+
+    def arrange(world: World) -> None:
+        if replica := cut_off_a_member(world):
+            world.clock.after(4.0, look, world, replica, world.agents[replica].core.seen)
+
     for seed in seeds:
-        before: dict[str, tuple[int, str]] = {}
-
-        def arrange(world: World, before: dict[str, tuple[int, str]] = before) -> None:
-            cut_off_a_member(world)
-            before.update({name: process.core.seen for name, process in world.agents.items()})
-            world.clock.after(4.0, look, world)
-
-        def look(world: World, before: dict[str, tuple[int, str]] = before) -> None:
-            if name := getattr(world, "cut_off", ""):
-                asked.append(world.agents[name].core.seen > before[name])
-
         world = played(seed, arrange=arrange)
         assert not any(entry.action == "RecreatePod" for entry in world.status.restarts.recent), world.story()
     return asked
