@@ -14,7 +14,7 @@ import functools
 import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import concertina_protocol as protocol
 from concertina.agents.calls import (
@@ -57,10 +57,12 @@ class Coordinator:
     """Replica of the coordinator; empty if none has reported yet."""
     members: frozenset[str] = frozenset()
     """Members of the coordinator's round that are not lost."""
+    _listed: Mapping[str, protocol.MemberState] | None = field(default=None, compare=False, repr=False)
+    """Members in the report from which this object was made. Most reports list the same object again."""
 
     def after(self, report: protocol.Report) -> Coordinator:
         """Return the coordinator after an agent of the job has sent this report."""
-        if not report.coordinator:
+        if not report.coordinator or (report.replica == self.replica and report.members is self._listed):
             return self
         lost = protocol.FailureReason.MEMBER_LOST
         members = frozenset(
@@ -68,9 +70,7 @@ class Coordinator:
             for name, state in report.members.items()
             if name != report.replica and (state.failure is None or state.failure.reason != lost)
         )
-        if (self.replica, self.members) == (report.replica, members):
-            return self
-        return Coordinator(report.replica, members)
+        return Coordinator(report.replica, members, report.members)
 
     def passes_on(self, replica: str, streams: Collection[str]) -> bool:
         """Return whether calls to a replica travel through the coordinator.
