@@ -11,7 +11,7 @@ from concertina.api.status import JobStatus, unix_seconds
 from concertina.api.world import Claim
 from concertina.plan.actions import CreatePod, DeletePod
 from concertina.plan.facts import sizes
-from concertina.plan.observed import PodPhase, PodView
+from concertina.plan.observed import Call, PodPhase, PodView
 from concertina.plan.state.restore import void
 from concertina_agent.core.states import OwnState
 from simulation.faults.lies import FAR, LIE
@@ -118,6 +118,15 @@ class Invariants:
         passed = unix_seconds(after.at) - unix_seconds(before.at)
         if abs(counted - passed) > 0.05:
             raise Violation(f"{counted} s are counted of {passed} s")
+
+    def answered(self, call: Call, reply: p.Message | None) -> None:
+        """Check that the answer that counts for a call is one to this call's claim.
+
+        Raises:
+            Violation: If it does not hold.
+        """
+        if isinstance(reply, p.Prepared | p.Accepted) and (reply.round, reply.claim) != (call.round, call.claim):
+            raise Violation(f"an answer for {reply.claim} of round {reply.round} counts for {call.claim}: {reply}")
 
     def lied(self, process: AgentProcess) -> None:
         self.lies.add(process.replica)

@@ -267,7 +267,7 @@ LIES = ("lying_agent", "lying_agent", "kill_worker", "lying_agent", "kill_worker
 MUTATIONS = (
     Planted(agent_accepts_lower_rounds, 22),
     Planted(plan_mixes_snapshot_ids, 0),
-    Planted(plan_assigns_before_the_commit, 0),
+    Planted(plan_assigns_before_the_commit, 2),
     Planted(latest_has_no_fence, 358),
     Planted(status_is_written_without_testing_the_claim, 0, ("slow_api", "second_operator", "kill_agent")),
     Planted(a_silent_coordinator_is_dead_when_another_answers, 1, ("cut_operator",)),

@@ -135,11 +135,18 @@ class StreamCalls:
         return await future
 
     @contextlib.asynccontextmanager
-    async def relay(self, message: protocol.Relay) -> AsyncIterator[Callable[[], Awaitable[protocol.Relayed]]]:
+    async def relay(
+        self, message: protocol.Relay, send_seconds: float
+    ) -> AsyncIterator[Callable[[], Awaitable[protocol.Relayed]]]:
         """Ask the agent to pass a message on, and yield a function that returns the next answer that it passes back.
+
+        Args:
+            message: Message to pass on.
+            send_seconds: Longest time in seconds in which the agent must accept the message.
 
         Raises:
             ClosedError: When the stream ends. The yielded function raises it too.
+            TimeoutError: When the agent does not accept the message in time, because its buffers are full.
         """
         number, answers = next(self._numbers), asyncio.Queue[protocol.Relayed | None]()
 
@@ -153,7 +160,8 @@ class StreamCalls:
         self._relays[number] = answers
         try:
             try:
-                await self._connection.send(dataclasses.replace(message, request=number))
+                async with asyncio.timeout(send_seconds):
+                    await self._connection.send(dataclasses.replace(message, request=number))
             except ConnectionError as error:
                 raise ClosedError(f"the stream of the agent that passes the message on is broken: {error}") from error
             yield next_answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -409,15 +410,16 @@ class AgentConnections:
             if send.address != address:
                 self._change(job, send, under_way, sent_at=None)
         waits = functools.partial(self._on_waits, job, own)
-        async with asyncio.TaskGroup() as direct:
-            async for replica, reply in relay(job.identity, address, message, line, addresses, silence, waits):
+        answers = relay(job.identity, address, message, line, addresses, silence, waits)
+        async with contextlib.aclosing(answers):
+            async for replica, reply in answers:
                 send, under_way = waiting.pop(replica)
                 if reply is None:
-                    direct.create_task(self._call_now(job, send, under_way))
+                    self._start(job, self._call_now(job, send, under_way))
                 else:
                     self._end(job, send, under_way, reply=reply, sent_at=under_way.sent_at)
-            for entry in waiting.values():
-                direct.create_task(self._call_now(job, *entry))
+        for entry in waiting.values():
+            self._start(job, self._call_now(job, *entry))
 
     async def _call_now(self, job: _JobConnections, send: Send, under_way: Call) -> None:
         """Call a replica to which another agent has not passed the call on. Its silence counts from now on."""

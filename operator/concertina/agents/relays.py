@@ -13,9 +13,8 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import concertina_protocol as protocol
 from concertina.agents.calls import (
@@ -32,7 +31,6 @@ from concertina.agents.calls import (
 from concertina.api.pod_names import parse
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 RELAY_SECONDS, EACH_SECONDS = 1.5, 0.005
 """Longest time in seconds between two answers that an agent passes on: a constant part, and a part for each replica.
 
@@ -59,10 +57,12 @@ class Coordinator:
     """Replica of the coordinator; empty if none has reported yet."""
     members: frozenset[str] = frozenset()
     """Members of the coordinator's round that are not lost."""
+    _listed: Mapping[str, protocol.MemberState] | None = field(default=None, compare=False, repr=False)
+    """Members in the report from which this object was made. Most reports list the same object again."""
 
     def after(self, report: protocol.Report) -> Coordinator:
         """Return the coordinator after an agent of the job has sent this report."""
-        if not report.coordinator:
+        if not report.coordinator or (report.replica == self.replica and report.members is self._listed):
             return self
         lost = protocol.FailureReason.MEMBER_LOST
         members = frozenset(
@@ -70,9 +70,7 @@ class Coordinator:
             for name, state in report.members.items()
             if name != report.replica and (state.failure is None or state.failure.reason != lost)
         )
-        if (self.replica, self.members) == (report.replica, members):
-            return self
-        return Coordinator(report.replica, members)
+        return Coordinator(report.replica, members, report.members)
 
     def passes_on(self, replica: str, streams: Collection[str]) -> bool:
         """Return whether calls to a replica travel through the coordinator.
@@ -118,7 +116,7 @@ async def relay(
     to: Mapping[str, str],
     silence: float = RELAY_SECONDS,
     waits: Waits = lambda _: None,
-) -> AsyncIterator[tuple[str, Answer | None]]:
+) -> AsyncGenerator[tuple[str, Answer | None], None]:
     """Ask the agent at `address` to pass a message on to other agents. Yield each replica with its answer.
 
     A replica is yielded with None if the agent could not pass the message on, or passed on an answer that is not one to
@@ -135,11 +133,11 @@ async def relay(
         waits: Function to call with True before the connection waits for its handshake, and with False when the
             handshake begins. An open stream needs no handshake.
     """
-    candidates = tuple(protocol.Candidate(*entry) for entry in to.items())
+    message = protocol.Relay(identity.uid, line, tuple(protocol.Candidate(*entry) for entry in to.items()))
     waiting = dict(to)
     try:
         async with (
-            _passing_on(identity, address, protocol.Relay(identity.uid, line, candidates), waits) as next_answer,
+            _passing_on(identity, address, message, silence, waits) as next_answer,
             asyncio.timeout(silence) as quiet,
         ):
             while waiting:
@@ -158,7 +156,7 @@ async def relay(
 
 @contextlib.asynccontextmanager
 async def _passing_on(
-    identity: ConnectionIdentity, address: str, message: protocol.Relay, waits: Waits
+    identity: ConnectionIdentity, address: str, message: protocol.Relay, silence: float, waits: Waits
 ) -> AsyncIterator[Callable[[], Awaitable[protocol.Message]]]:
     """Send a Relay to an agent, over its open stream if there is one, and yield a function that returns its answers.
 
@@ -169,7 +167,7 @@ async def _passing_on(
     """
     if stream := identity.streams.get(address):
         check_may_act(identity)
-        async with stream.relay(message) as next_answer:
+        async with stream.relay(message, silence) as next_answer:
             yield next_answer
     else:
         async with connection(identity, address, message, waits) as opened:

@@ -24,6 +24,11 @@ def kill_worker(world: World, random: Random) -> None:
         process.collective.kill_worker(process, 9)
 
 
+def die_passing_on(world: World, random: Random) -> None:
+    """Let a coordinator die before it passes on one of the next messages: a Prepare, or an Assign."""
+    world.passes_left = random.randint(0, 5)
+
+
 def kill_agent(world: World, random: Random) -> None:
     if process := some(world, random):
         world.tell(f"the agent {process.replica} is killed")

@@ -71,8 +71,14 @@ _CONDITIONS: tuple[Fault, ...] = (
 _ANOMALIES: tuple[Fault, ...] = (anomalies.bad_samples, anomalies.glitch, anomalies.flip_bits)
 _MORE: tuple[Fault, ...] = (machines.set_clock, control.slow_api, control.refused_pods, lies.lying_agent)
 _STARVE: tuple[Fault, ...] = (machines.starve,)
-_ALONE: tuple[Fault, ...] = (anomalies.bad_run, control.delete_held_job, partitions.reset_connection)
-"""Faults that have stories of their own: those that rightly end the job, and those that must not be noticed."""
+_ALONE: tuple[Fault, ...] = (
+    anomalies.bad_run,
+    control.delete_held_job,
+    partitions.reset_connection,
+    processes.die_passing_on,
+)
+"""Faults that have stories of their own: those that rightly end the job, those that must not be noticed, and those that
+need another fault."""
 BY_NAME: dict[str, Fault] = {
     fault.__name__: fault for fault in (*_FAULTS, *_CONDITIONS, *_ANOMALIES, *_MORE, *_STARVE, *_ALONE)
 }

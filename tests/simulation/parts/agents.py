@@ -96,6 +96,42 @@ class AgentProcess:
         self._requests[self._count] = answered
         self.handle(e.RequestReceived(self._count, message))
 
+    def pass_on(self, message: Any, replica: str, passes_back: Callable[[p.Message | None], None]) -> None:
+        """Pass a message of the operator on to another agent, and its answer back.
+
+        The answer is None if nothing listens where the other agent should be. Silence is not answered.
+        """
+        if not self.alive:
+            return
+        if self.clock.stands(self):
+            self.clock.after(0.0, self.pass_on, message, replica, passes_back)
+            return
+        if self.world.dies_passing_on():
+            self.world.tell(f"{self.replica} dies before it passes a {type(message).__name__} on to {replica}")
+            self.die()
+            self.world.cluster.process_ended(self.pod, 137)
+            return
+        network, other = self.world.network, self.world.agents.get(replica)
+
+        def answered(reply: p.Message) -> None:
+            if network.talk(self.host, asked.host):
+                self.clock.after(network.delay(), back, reply)
+
+        def back(reply: p.Message | None) -> None:
+            if self.alive and self.clock.stands(self):
+                self.clock.after(0.0, back, reply)
+            elif self.alive:
+                passes_back(None if reply is None else asked.bounded(reply))
+
+        pod = self.world.cluster.pods.get(replica)
+        if pod is None or not network.reaches(self.host, pod.node):
+            return
+        if other is None or not other.alive:
+            self.clock.after(0.002, back, None)
+            return
+        asked = other
+        self.clock.after(network.delay(), asked.ask, message, answered)
+
     def _reply(self, effect: e.Reply) -> None:
         if answered := self._requests.pop(effect.request, None):
             answered(effect.message)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import concertina_protocol as p
 from concertina.agents.connections import asked
+from concertina.agents.relays import Coordinator, Relayable, relay_seconds
 from concertina.agents.stall import TICK_SECONDS, StallDetector, is_same_call, later
 from concertina.agents.streams import is_idle, silence
 from concertina.controller.cache.taken_back import TakenBack
@@ -51,6 +53,8 @@ class Contact:
     """Whether the job had no round yet when the stream was opened."""
     opening: bool = False
     silent_since: float = 0.0
+    relayed: list[Callable[[], None]] = dataclasses.field(default_factory=list)
+    """Functions to call when the open stream ends, one for each call that this agent was to pass on."""
 
 
 class OperatorProcess:
@@ -80,6 +84,9 @@ class OperatorProcess:
         self.refused: CreateRefusal | None = None
         self.heard_at = self.clock.now
         """Time at which an agent was last in contact: its stream was opened, or had a line."""
+        self.relaying = Coordinator()
+        self.passed_on = 0
+        """Number of calls that a coordinator was asked to pass on."""
         self._arrives = 0.0
         self._recheck = 0
         self.passes = 0
@@ -396,8 +403,51 @@ class OperatorProcess:
         if old and not old.error and old.covers(call):
             return
         contact.view = changed(contact.view, **{kind: call})
-        network, pod = self.world.network, self.pods.get(action.replica)
-        heard = (contact, kind, call)
+        streams = {name for name, other in self.contacts.items() if other.process is not None}
+        if isinstance(message, Relayable) and self.relaying.passes_on(action.replica, streams):
+            self._send_through(self.contacts[self.relaying.replica], action, (contact, kind, call))
+        else:
+            self._call(action, (contact, kind, call))
+
+    def _send_through(self, stream: Contact, action: Send, heard: tuple[Contact, str, Call]) -> None:
+        """Have the coordinator pass a call on, and make the call if it does not bring the answer."""
+        contact, kind, call = heard
+        coordinator, network, waits = stream.process, self.world.network, True
+        assert coordinator is not None
+        contact.view = changed(contact.view, **{kind: changed(call, sent_at=None)})
+        self.passed_on += 1
+
+        def ask_itself() -> None:
+            nonlocal waits
+            if waits and self.alive and is_same_call(getattr(contact.view, kind), call):
+                waits = False
+                contact.view = changed(contact.view, **{kind: changed(call, sent_at=self.clock.now)})
+                self._call(action, heard)
+
+        def arrives(reply: p.Message | None) -> None:
+            nonlocal waits
+            if not waits or stream.process is not coordinator:
+                return
+            if reply is None:
+                ask_itself()
+            else:
+                waits = False
+                self._answered(*heard, reply, "")
+
+        def passes_back(reply: p.Message | None) -> None:
+            if network.talk(self.name, coordinator.host):
+                self.clock.after(network.delay(), arrives, reply)
+
+        stream.relayed.append(ask_itself)
+        if network.talk(self.name, coordinator.host):
+            self.clock.after(network.delay(), coordinator.pass_on, action.message, action.replica, passes_back)
+            if network.doubles():
+                late = self.clock.between(0.01, 10.0)
+                self.clock.after(late, coordinator.pass_on, action.message, action.replica, passes_back)
+        self.clock.after(relay_seconds(len(self.contacts)), ask_itself)
+
+    def _call(self, action: Send, heard: tuple[Contact, str, Call]) -> None:
+        message, network, pod = action.message, self.world.network, self.pods.get(action.replica)
         process = self.world.agents.get(action.replica)
         if pod is None or not network.reaches(self.name, pod.node):
             self.clock.after(CALL_TIMEOUT, self._answered, *heard, None, "timed out")
@@ -428,6 +478,8 @@ class OperatorProcess:
     def _answered(self, contact: Contact, kind: str, call: Call, reply: p.Message | None, error: str) -> None:
         known: Call | None = getattr(contact.view, kind)
         if self.alive and is_same_call(known, call):
+            assert known is not None
+            self.world.invariants.answered(known, reply)
             done = changed(known, done_at=self.clock.now, reply=reply, error=error)
             contact.view = changed(contact.view, **{kind: done})
             self.trigger()
@@ -442,6 +494,7 @@ class OperatorProcess:
                 if contact.process is not None:
                     contact.process.watchers.pop(self, None)
                     contact.process = None
+                    self._stream_ends(contact)
                 contact.view = changed(
                     contact.view, connected=False, wanted_at=None, lost_at=None, closed=False, refusal=None
                 )
@@ -498,6 +551,7 @@ class OperatorProcess:
         if ready_at is None and report.ready:
             ready_at = self.clock.now
         self.heard_at = self.clock.now
+        self.relaying = self.relaying.after(report)
         contact.view = changed(contact.view, report=report, ready_at=ready_at)
         self.trigger()
 
@@ -510,9 +564,16 @@ class OperatorProcess:
         if contact.process is not None:
             contact.process.watchers.pop(self, None)
         contact.process = None
+        self._stream_ends(contact)
         contact.view = changed(contact.view, connected=False, lost_at=self.clock.now, closed=closed)
         self._open(name, contact)
         self.trigger()
+
+    def _stream_ends(self, contact: Contact) -> None:
+        """Make the calls that the agent at the other end was to pass on."""
+        relayed, contact.relayed = contact.relayed, []
+        for ask_itself in relayed:
+            ask_itself()
 
     def _tick(self) -> None:
         """Close streams on which no heartbeat arrives, because the other end can't be reached."""

@@ -94,6 +94,8 @@ class World:
             self.clock.random.seed(f"{seed}/{salt}")
         self.mended = False
         self.operator_crash, self.warm_seconds = 0.0, 0.5
+        self.passes_left: int | None = None
+        """Number of messages that are still passed on before a coordinator dies; None if none dies of it."""
         self.clocks: dict[str, float] = {}
         """Seconds by which a host's clock is ahead, by host."""
         for strike in draw(seed, calm) if schedule is None else schedule:
@@ -156,6 +158,12 @@ class World:
         operator.kill()
         self.clock.after(self.clock.between(0.1, 3.0), self.start_operator)
         return True
+
+    def dies_passing_on(self) -> bool:
+        """Return whether the coordinator dies instead of passing a message on, and count the message otherwise."""
+        left = self.passes_left
+        self.passes_left = left - 1 if left else None
+        return left == 0
 
     def trouble(self, node: str, seconds: float) -> None:
         """Allow that pods of this node are taken for lost, until a while after."""

@@ -19,6 +19,7 @@ from concertina.agents.connections import AgentConnections
 from concertina.plan.actions import Send
 
 SLEEPS = ["--", sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+ALONE = "tests/train/agent/test_relays.py::test_the_next_round_begins_over_the_coordinators_stream_alone"
 AGENTS = 6
 """Of whom three pass on what is said to the other three."""
 
@@ -67,7 +68,7 @@ def prepare(job: Job, round: int = 1) -> p.Prepare:
     return p.Prepare(UID, round, f"claim-{round}", candidates)
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.long(law=f"{ALONE}[4]")), 4])
 def test_the_next_round_begins_over_the_coordinators_stream_alone(folder, monkeypatch, count):
     """The operator makes a handshake with each replica to learn that it is ready, and none after that."""
     dialled: list[str] = []

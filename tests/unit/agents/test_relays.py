@@ -246,7 +246,7 @@ def test_no_line_is_read_before_the_answer_in_the_last_one_was_taken() -> None:
 
     async def scenario() -> None:
         calls = StreamCalls(wire := Wire())  # type: ignore[arg-type]
-        async with calls.relay(protocol.Relay(UID, "", ())) as next_answer:
+        async with calls.relay(protocol.Relay(UID, "", ()), LIMIT) as next_answer:
             sent: protocol.Relay = wire.sent  # type: ignore[assignment]
             assert calls.answered(protocol.Relayed("r1", request=sent.request))
             with pytest.raises(TimeoutError):

@@ -406,6 +406,14 @@ def test_the_more_jobs_the_rarer_are_writes_of_progress() -> None:
     assert known.cache.observe("0").progress_every == 50.0  # type: ignore[union-attr]
 
 
+def test_counts_of_a_job_without_a_round_are_written_rarely() -> None:
+    known = Known()
+    known.cache.on_job(job("0", 1))
+    assert known.cache.observe("0").words_every == 5.0  # type: ignore[union-attr]
+    known.cache.on_job(job("0", 2, rounds=1))
+    assert known.cache.observe("0").words_every == 1.5  # type: ignore[union-attr]
+
+
 def test_the_longer_a_job_takes_to_decide_the_longer_is_it_left_alone() -> None:
     known = Known()
     assert known.cache.gap("a") == 0.0

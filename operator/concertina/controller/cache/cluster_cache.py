@@ -28,6 +28,11 @@ PROGRESS_SECONDS = 1.5
 
 Together with the times of an agent's report and of a pass, a status is at most two seconds behind its script.
 """
+WAITING_WORDS_SECONDS = 5.0
+"""Shortest interval in seconds between two status writes of a job before its first round that change no condition.
+
+Such a write only says how many of the pods run. Most jobs train before it is due.
+"""
 WRITES_PER_SECOND = 20.0
 """Rate of status writes that only update progress, over all jobs."""
 WORDS_PER_SECOND = 7.0
@@ -141,6 +146,11 @@ class ClusterCache:
         This time grows with the number of jobs.
         """
         return max(PROGRESS_SECONDS, len(self._jobs) / WRITES_PER_SECOND)
+
+    def _words_every(self, job: CachedJob) -> float:
+        """Return the shortest time in seconds between two status writes that only change messages and counts."""
+        shortest = PROGRESS_SECONDS if job.view.status.rounds else WAITING_WORDS_SECONDS
+        return max(shortest, len(self._jobs) / WORDS_PER_SECOND)
 
     # --- events of the API server ----------------------------------------------------------------------------------
 
@@ -351,7 +361,7 @@ class ClusterCache:
             quota=self.queues.view(job),
             evaluation_jobs=job.evaluation_jobs,
             progress_every=self.progress_every,
-            words_every=max(PROGRESS_SECONDS, len(self._jobs) / WORDS_PER_SECOND),
+            words_every=self._words_every(job),
         )
 
 
