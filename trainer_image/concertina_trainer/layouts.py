@@ -14,7 +14,7 @@ from concertina_trainer.config.model_config import BLOCK, FrozenDtype
 from concertina_trainer.config.model_sizes import EXPERTS, WITH_EXPERTS, value_of_size
 from concertina_trainer.config.optimizer_config import StatePrecision
 from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
-from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.config.trainer import Precision, TrainerConfig
 
 DEGREES = ("tensor", "pipeline", "context", "expert")
 """Degrees of parallelism for which a message names the nearest allowed values."""
@@ -24,6 +24,8 @@ RESHARD_ABOVE = 100_000_000
 This number decides only if the device's memory is not known. In smaller models, freeing weights saves little memory,
 and gathering the weights again takes time.
 """
+FLOAT8_MULTIPLE = 16
+"""Number that must divide the widths of matrices that CUDA multiplies in float8."""
 MOST_DEGREE = 1024
 """Maximum degree of one dimension of parallelism, as in ParallelismConfig."""
 
@@ -85,6 +87,13 @@ def _has_whole_blocks(trainer: TrainerConfig, parallelism: ParallelismConfig) ->
         return True
     widths = (model.heads * model.resolved_head_dim, model.resolved_hidden_dim)
     return model.dim % BLOCK == 0 and not any(int(width) % (parallelism.tensor * BLOCK) for width in widths)
+
+
+def _has_widths_for_float8(trainer: TrainerConfig, parallelism: ParallelismConfig) -> bool:
+    model = trainer.model
+    shared = model.experts.shared * model.expert_dim if model.experts else 0
+    widths = (model.dim, model.resolved_kv_heads * model.resolved_head_dim, model.resolved_hidden_dim, shared)
+    return trainer.precision is not Precision.float8 or not any(int(width) % FLOAT8_MULTIPLE for width in widths)
 
 
 def _whole(dimension: str) -> LayoutRule:
@@ -230,6 +239,24 @@ _RULES = (
         lambda trainer, parallelism: parallelism.group == 1 or trainer.data.balance is not Balancing.speed,
         "data.balance Speed gives each worker its own number of sequences, and the workers of a tensor, "
         "pipeline or context group compute the same sequences: set balance to Even",
+    ),
+    LayoutRule(
+        "trainer.precision",
+        "self.trainer.precision != 'Float8' || self.parallelism.tensor == 1",
+        lambda trainer, parallelism: trainer.precision is not Precision.float8 or parallelism.tensor == 1,
+        "precision Float8 has a scale for each row of a matrix, and tensor parallelism divides rows, which changes the "
+        "scales: set precision to BFloat16, or remove parallelism.tensor",
+    ),
+    LayoutRule(
+        "trainer.precision",
+        "self.trainer.precision != 'Float8' || "
+        f"{_DIM} % {FLOAT8_MULTIPLE} == 0 && {_KV_HEADS} * {_HEAD_DIM} % {FLOAT8_MULTIPLE} == 0 && "
+        f"{_HIDDEN} % {FLOAT8_MULTIPLE} == 0 && (!has(self.trainer.model.experts) || "
+        f"self.trainer.model.experts.shared * {_EXPERT} % {FLOAT8_MULTIPLE} == 0)",
+        _has_widths_for_float8,
+        f"precision Float8 multiplies matrices whose widths are multiples of {FLOAT8_MULTIPLE}: change "
+        "trainer.model.dim, hiddenDim, kvHeads x headDim or the width of the shared experts, or set precision to "
+        "BFloat16",
     ),
     LayoutRule(
         "trainer.gradientPrecision",

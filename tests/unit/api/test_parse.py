@@ -89,7 +89,11 @@ CONTAINER = "template.spec.containers.0"
         (f"{CONTAINER}.env.0.value", 5, "spec.template.spec.containers[0].env[0].value must be a string (in quotes"),
         ("template.metadata.labels.team", True, "spec.template.metadata.labels.team must be a string (in quotes"),
         ("trainer", None, "spec.template.spec.containers: the container trainer has no command"),
-        ("trainer.precision", "float8", "spec.trainer.precision must be 'Auto', 'BFloat16', 'Float16' or 'Float32'"),
+        (
+            "trainer.precision",
+            "half",
+            "spec.trainer.precision must be 'Auto', 'BFloat16', 'Float16', 'Float8' or",
+        ),
         ("trainer.epochs", 2, "spec.trainer.epochs is not a field of this version of concertina"),
         ("trainer.model", {"dim": 24, "heads": 5}, "spec.trainer.model dim must be an even multiple"),
         (

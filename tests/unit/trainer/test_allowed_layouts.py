@@ -57,6 +57,8 @@ def test_sizes_that_are_not_known_yet_allow_every_layout() -> None:
         (NARROW_SHARED, {"tensor": 16}, "parallelism.tensor: ", "tensor is 16: the nearest that fit: 8"),
         ({"model": {**QUANTIZED["model"], "heads": 8}}, {"tensor": 8}, "parallelism.tensor: a quantized", "fit: 4"),
         (NARROW_QUANTIZED, {}, "parallelism.tensor: a quantized frozenDtype", "tensor is 1"),
+        ({"precision": "Float8", "model": {"dim": 256, "heads": 4}}, {"tensor": 2}, "trainer.precision: ", "tensor"),
+        ({"precision": "Float8", "model": {"dim": 72, "heads": 4}}, {}, "trainer.precision: ", "to BFloat16"),
         (OWN_MODEL, {"tensor": 2}, "parallelism.tensor: tensor divides the bundled decoder", "the nearest that fit: 1"),
         (OWN_MODEL, {"context": 4}, "parallelism.context: ", "context is 4: the nearest that fit: 1"),
     ],

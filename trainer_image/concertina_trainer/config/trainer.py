@@ -24,6 +24,7 @@ class Precision(enum.StrEnum):
     auto = "Auto"
     bfloat16 = "BFloat16"
     float16 = "Float16"
+    float8 = "Float8"
     float32 = "Float32"
 
 
@@ -136,7 +137,7 @@ class TrainerConfig(Section):
     precision: Precision = Field(
         default=Precision.auto,
         description="Precision of matrix products. Auto is BFloat16 on devices that support it, and Float32 on others. "
-        "Float16, with loss scaling, is for GPUs without BFloat16 (docs/speed.md).",
+        "Float16 (with loss scaling) is for older GPUs, and Float8 for GPUs since Hopper (docs/speed.md).",
     )
     compile: Compile | None = Field(
         default=None,
@@ -200,6 +201,16 @@ class TrainerConfig(Section):
 
     RULES = (
         *COMPILE_RULES,
+        SectionRule(
+            "precision",
+            "self.precision != 'Float8' || !has(self.model.entrypoint) && !has(self.model.lora)",
+            lambda trainer: (
+                trainer.precision is not Precision.float8
+                or (trainer.model.entrypoint is None and trainer.model.lora is None)
+            ),
+            "precision Float8 multiplies the weights of the bundled decoder, and supports neither lora nor entrypoint: "
+            "set precision to BFloat16, or remove model.lora or model.entrypoint",
+        ),
         SectionRule(
             "reproduction",
             "!has(self.reproduction) || !has(self.reproduction.lastStep) || self.reproduction.lastStep <= self.steps",

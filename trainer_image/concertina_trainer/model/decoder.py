@@ -128,6 +128,7 @@ def feed_forward(config: ModelConfig, layer: int) -> FeedForward | MixtureOfExpe
 
 PRODUCTS = (
     torch.ops.aten.mm.default,
+    torch.ops.aten._scaled_mm.default,
     torch.ops.aten._grouped_mm.default,
     torch.ops.symm_mem.fused_all_gather_matmul.default,
     torch.ops.symm_mem.fused_matmul_reduce_scatter.default,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.config.trainer import Precision, TrainerConfig
 from concertina_trainer.layouts import frees_weights
 from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.float8 import check_device, use_float8
 from concertina_trainer.model.lora import quantize, set_frozen_dtype
 from concertina_trainer.model.own import OwnModel, OwnSpec
 from concertina_trainer.model.stages import Stages, divided
@@ -32,6 +33,9 @@ def parallelized(config: TrainerConfig, world: DistContext, own: OwnSpec | None 
     for part in stages[degrees.place(world.rank).pipeline :: degrees.pipeline]:
         with torch.device("meta"):
             model = Decoder(config.model, context, part, config.memory.resolved_activations)
+        if config.precision is Precision.float8:
+            check_device(world.device)
+            use_float8(model)
         if meshes.tensor:
             tensor.cut(model, meshes.tensor, world.parallelism.async_tensor)
         if meshes.expert:

@@ -21,7 +21,12 @@ from concertina_trainer.model.own import OwnModel
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.step_times import measure
 
-HALF = {Precision.bfloat16: torch.bfloat16, Precision.float16: torch.float16}
+HALF = {
+    Precision.bfloat16: torch.bfloat16,
+    Precision.float16: torch.float16,
+    Precision.float8: torch.bfloat16,
+}
+"""Dtype of activations and gathered weights, by precision. With Float8, only matrix products round further."""
 
 
 def shard(model: Decoder | OwnModel, config: TrainerConfig, reshard: bool, world: DistContext) -> None:

@@ -1,4 +1,4 @@
-"""Training in float16: the losses of float32, no sample left out by an overflow, and the scale in the state."""
+"""Training in float16 and float8: the losses of float32, in every world."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from concertina_state.format.shardfile import header_length, parse_header
 
 BOUND = (2 * 39 + 10) * 2.0**-11
 """Relative error of a loss, as in tests/unit/trainer/training/test_loss_scaling.py, for two blocks."""
-LAW = "tests/train/trainer/test_float16.py::test_an_overflow_repeats_its_step_in_every_world"
+LAW = "tests/train/trainer/test_precisions.py::test_an_overflow_repeats_its_step_in_every_world"
 
 
 def metadata(job):
@@ -48,3 +48,29 @@ def test_so_it_does_in_every_layout(parent, trainer, folder):
     model = {**trainer["model"], "heads": 4, "kvHeads": 2}
     layouts = [(4, '{"tensor": 2}'), (2, '{"pipeline": 2}'), (2, '{"context": 2}'), (3, "{}")]
     check(parent, {**trainer, "model": model}, folder, layouts)
+
+
+FLOAT8_BOUND = 2.0**-4
+"""Relative error of an element in float8. A loss is a mean over tokens, whose errors mostly cancel."""
+
+
+def test_a_run_in_float8_goes_on_in_another_world(parent, trainer, folder):
+    """The scale of a token does not depend on the world, and so the run is nearer to itself than to float32."""
+    model = {**trainer["model"], "dim": 64, "heads": 4, "kvHeads": 2, "hiddenDim": 64}
+    configured = {**trainer, "steps": 8, "model": model, "precision": "Float8"}
+    plain = node.Job(folder / "plain", parent, {**configured, "precision": "Float32"}).run(1)
+    alone = node.Job(folder / "alone", parent, configured).run(1)
+    assert set(alone.codes.values()) == {0}, alone.output
+    job = node.Job(folder / "resumed", parent, configured)
+    first = job.run(2, script=node.Script(drain=(4, False)))
+    job.environment = {"CONCERTINA_PARALLELISM": '{"pipeline": 2}'}
+    second = job.run(2, job.newest())
+    losses = first.losses | second.losses
+    assert losses == pytest.approx(plain.losses, rel=FLOAT8_BOUND)
+
+    def farthest(found):
+        return max(abs(found[step] - alone.losses[step]) for step in alone.losses)
+
+    print("float8: farthest from itself in another world, and from float32:", farthest(losses), farthest(plain.losses))
+    assert losses.keys() == alone.losses.keys()
+    assert farthest(losses) < farthest(plain.losses) / 2
