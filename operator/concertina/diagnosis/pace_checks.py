@@ -112,8 +112,8 @@ def low_gpu_utilization(evidence: JobEvidence) -> Finding | None:
     return warning(
         Problem.LOW_GPU_UTILIZATION,
         f"the GPUs run kernels for {typical:.0%} of the time; {problems.LOW_GPU_UTILIZATION:.0%} or more is usual",
-        "fix the other findings first. Then look for what the GPUs wait for with `concertina trace`: reading data in the "
-        "training process, Python code between small kernels, or values that the host reads in each step (.item())",
+        "fix the other findings first. Then see with `concertina trace` what the GPUs wait for: data that the training "
+        "process reads, Python code between small kernels, or values that the host reads in each step (.item())",
         1 - typical / problems.LOW_GPU_UTILIZATION,
     )
 
