@@ -6,7 +6,7 @@ import dataclasses
 import os
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -39,8 +39,7 @@ class CountedEngine:
             return self._engine.forward_backward(microbatches)
         ledger = Ledger(None)
         with ledger.resizing(), ledger:
-            for group in self._optimizer._adam.param_groups:
-                ledger.mark(MemoryKind.weights, group["params"])
+            ledger.mark(MemoryKind.weights, list(self._optimizer._local.values()))
             for moments in self._optimizer.moments().values():
                 ledger.mark(MemoryKind.moments, list(moments.values()))
             losses = self._engine.forward_backward(microbatches)
@@ -58,8 +57,9 @@ def main() -> None:
         if notes.add(self._round.times.waiting):
             os._exit(0)
 
-    def counted(run: TrainingRun, step: int, position: int) -> Done:
-        return train(dataclasses.replace(run, engine=CountedEngine(run.engine, run.optimizer, notes)), step, position)
+    def counted(run: TrainingRun, step: int, position: int, check: Callable[[], None]) -> Done:
+        counted_run = dataclasses.replace(run, engine=CountedEngine(run.engine, run.optimizer, notes))
+        return train(counted_run, step, position, check)
 
     Reporter.step = noted
     worker.train = counted

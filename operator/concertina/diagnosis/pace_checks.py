@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import statistics
 
 from concertina.diagnosis import problems
@@ -100,10 +101,11 @@ def low_mfu(evidence: JobEvidence) -> Finding | None:
 
 
 def low_gpu_utilization(evidence: JobEvidence) -> Finding | None:
-    """Check whether the GPUs of a job without an MFU are idle, from at least three readings of the agents' metrics."""
+    """Check whether the GPUs of a job without an MFU are idle, from at least three readings of a replica's metrics."""
     progress = evidence.status.progress
-    readings = {figures.at for figures in evidence.agents if figures.gpu_utilization}
-    if not evidence.trains or (progress and progress.mfu is not None) or len(readings) < LEAST_READINGS:
+    readings = collections.Counter(figures.replica for figures in evidence.agents if figures.gpu_utilization)
+    known = progress is not None and progress.mfu is not None
+    if not evidence.trains or known or max(readings.values(), default=0) < LEAST_READINGS:
         return None
     # Standby replicas have idle GPUs, which hardly change the median.
     typical = statistics.median(share for figures in evidence.agents for share in figures.gpu_utilization)
@@ -112,8 +114,8 @@ def low_gpu_utilization(evidence: JobEvidence) -> Finding | None:
     return warning(
         Problem.LOW_GPU_UTILIZATION,
         f"the GPUs run kernels for {typical:.0%} of the time; {problems.LOW_GPU_UTILIZATION:.0%} or more is usual",
-        "fix the other findings first. Then look for what the GPUs wait for with `concertina trace`: reading data in the "
-        "training process, Python code between small kernels, or values that the host reads in each step (.item())",
+        "fix the other findings first. Then see with `concertina trace` what the GPUs wait for: data that the training "
+        "process reads, Python code between small kernels, or values that the host reads in each step (.item())",
         1 - typical / problems.LOW_GPU_UTILIZATION,
     )
 

@@ -56,6 +56,34 @@ def _benchmark(
 
 
 CHECKS = (
+    _benchmark(
+        "beside-torchtitan",
+        "a compiled step of 1B beside torchtitan's: tokens a second, MFU by both conventions, bytes a weight",
+        *("benchmarks/trainer.py", "--model", "1B", "--blocks", "5", "--only", "concertina", "torchtitan"),
+        limit_seconds=150,
+        packages=("cryptography", "torchtitan", "torchdata", "datasets", "tokenizers"),
+        memory_gib=64,
+    ),
+    _tests(
+        "recovery",
+        "three replicas on one GPU recover from the loss of one",
+        "tests/gpu/test_recovery.py",
+        limit_seconds=150,
+    ),
+    _benchmark(
+        "throughput",
+        "tokens a second (eager and compiled), MFU, memory and the cost of a snapshot, model of 0.3B",
+        *("benchmarks/gpu.py", "--model", "0.3B", "--runs", "5"),
+        limit_seconds=150,
+        memory_gib=48,
+    ),
+    _benchmark(
+        "document-attention",
+        "attention within documents by FlexAttention and by torch's variable-length attention",
+        "benchmarks/attention.py",
+        limit_seconds=120,
+        memory_gib=24,
+    ),
     _tests(
         "trainer",
         "a killed run resumes from its snapshot; the host waits for the GPU once a step, and once a layer with experts",
@@ -97,13 +125,6 @@ CHECKS = (
         "scripts with tensors on CPU and GPU, and with SyncBatchNorm, resume in other worlds",
         "tests/gpu/test_loops.py",
         limit_seconds=180,
-    ),
-    _benchmark(
-        "throughput",
-        "tokens a second (eager and compiled), MFU, memory and the cost of a snapshot, model of 0.3B",
-        *("benchmarks/gpu.py", "--model", "0.3B", "--runs", "5"),
-        limit_seconds=240,
-        memory_gib=48,
     ),
     _tests(
         "bitwise",

@@ -77,9 +77,9 @@ def looks(*sizes: float, replica: str = "a-0-0") -> tuple[AgentFigures, ...]:
     return tuple(AgentFigures(replica=replica, at=NOW + 10 * n, worker_bytes=size) for n, size in enumerate(sizes))
 
 
-def busy(*shares: float) -> tuple[AgentFigures, ...]:
+def busy(*shares: float, replica: str = "a-0-0") -> tuple[AgentFigures, ...]:
     """Return readings of a replica with one GPU."""
-    return tuple(AgentFigures(replica="a-0-0", at=NOW + n, gpu_utilization=(share,)) for n, share in enumerate(shares))
+    return tuple(AgentFigures(replica=replica, at=NOW + n, gpu_utilization=(share,)) for n, share in enumerate(shares))
 
 
 SCRIPT = JobProgress(step=1, at=ago(1))
@@ -292,10 +292,10 @@ CASES: dict[str, tuple[Problem, JobEvidence, JobEvidence]] = {
         evidence(status(progress=SCRIPT), agents=busy(0.3, 0.3, 0.3)),
         evidence(status(), agents=busy(0.3, 0.3, 0.3)),
     ),
-    "idle GPUs, seen once": (
+    "idle GPUs, seen twice": (
         Problem.LOW_GPU_UTILIZATION,
         evidence(status(progress=SCRIPT), agents=busy(0.3, 0.3, 0.3)),
-        evidence(status(progress=SCRIPT), agents=busy(0.3, 0.3)),
+        evidence(status(progress=SCRIPT), agents=(*busy(0.3, 0.3), *busy(0.3, replica="a-0-1"))),
     ),
     "memory": (
         Problem.MEMORY_GROWS,
