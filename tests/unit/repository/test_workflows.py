@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from concertina.local.host.linux_namespaces import FORBIDDEN
+
 ROOT = Path(__file__).resolve().parents[3]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
@@ -59,6 +61,20 @@ def test_what_a_workflow_calls_is_there(workflow: Path) -> None:
                 assert set(line.split()[1:]) <= targets
         for path in re.findall(r"(?:tools|requirements|charts)/[\w./-]+", step.get("run", "")):
             assert (ROOT / path).exists(), path
+
+
+def ci(job: str) -> list[str]:
+    """Return the lines that the steps of this job of ci.yml run."""
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
+    return [line for step in jobs[job]["steps"] for line in step.get("run", "").splitlines()]
+
+
+def test_ci_may_make_user_namespaces_before_the_gate_runs() -> None:
+    """Ubuntu forbids users to make the namespaces of a local cluster, unless root sets what the error names."""
+    allow = "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+    assert f"`{allow}` (Ubuntu" in FORBIDDEN
+    lines = ci("test")
+    assert lines.index(allow) < lines.index("make test")
 
 
 def test_images_are_built_from_a_base_that_the_workflow_resolves() -> None:
