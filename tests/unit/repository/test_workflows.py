@@ -77,6 +77,12 @@ def test_ci_may_make_user_namespaces_before_the_gate_runs() -> None:
     assert lines.index(allow) < lines.index("make test")
 
 
+def test_ci_builds_the_site_strictly() -> None:
+    called = {target for line in ci("docs") if line.startswith("make ") for target in line.split()[1:]}
+    assert called == {"check-docs", "docs"}
+    assert re.search(r"^docs:.*(?:\n\t.*)*mkdocs build --strict", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
 def test_images_are_built_from_a_base_that_the_workflow_resolves() -> None:
     """The step `Resolve the digest of the base image` reads the Dockerfiles in this way."""
     jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
