@@ -97,7 +97,7 @@ def test_images_are_built_from_a_base_that_the_workflow_resolves() -> None:
 
 
 @pytest.mark.skipif(
-    {"actionlint", "zizmor"} - workflow_lint.linters().keys() != set(),
+    set(workflow_lint.LINTERS) - workflow_lint.linters().keys() != set(),
     reason="there are no linters of workflows here: `make workflow-linters` provides them, once",
 )
 def test_the_linters_find_what_is_wrong(tmp_path: Path) -> None:
@@ -116,12 +116,16 @@ def test_the_linters_find_what_is_wrong(tmp_path: Path) -> None:
         assert rule in said[1].stdout
 
 
-def test_without_linters_the_check_is_skipped_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("missing", workflow_lint.LINTERS)
+@pytest.mark.parametrize(("ci", "found", "code"), [("", "true", 0), ("", "false", 1), ("true", "true", 1)])
+def test_without_one_linter_the_other_runs_and_ci_fails(
+    missing: str, ci: str, found: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(workflow_lint, "linters", lambda: {"actionlint": "a"})
-    assert workflow_lint.main() == 0
-    assert "zizmor is missing: run `make workflow-linters`" in capsys.readouterr().out
+    (other,) = set(workflow_lint.LINTERS) - {missing}
+    monkeypatch.setattr(workflow_lint, "linters", lambda: {other: found})
+    monkeypatch.setenv("CI", ci)
+    assert workflow_lint.main() == code
+    assert f"workflows are not checked by {missing}: run `make workflow-linters`" in capsys.readouterr().out
 
 
 def test_a_tag_must_be_the_version_of_all_files(monkeypatch: pytest.MonkeyPatch) -> None:
