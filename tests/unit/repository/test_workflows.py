@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from builders.pythons import OLDEST_VARIABLE
 from concertina.local.host.linux_namespaces import FORBIDDEN
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -75,6 +76,15 @@ def test_ci_may_make_user_namespaces_before_the_gate_runs() -> None:
     assert f"`{allow}` (Ubuntu" in FORBIDDEN
     lines = ci("test")
     assert lines.index(allow) < lines.index("make test")
+
+
+def test_ci_names_the_oldest_python_of_scripts() -> None:
+    """The tests of the SDK then fail without it, instead of being skipped."""
+    found = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["test"]["steps"]
+    (gate,) = (step for step in found if step.get("run") == "make test")
+    (oldest,) = (step for step in found if step.get("id") == "oldest")
+    assert gate["env"] == {OLDEST_VARIABLE: "${{ steps.oldest.outputs.python-path }}"}
+    assert oldest["with"] == {"python-version": "3.9", "update-environment": False}
 
 
 def test_ci_builds_the_site_strictly() -> None:
