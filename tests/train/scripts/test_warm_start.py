@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from builders import pythons
 from builders.train.starts import WARMTH, alike, prepare, started, written
 
 THREADS = """
@@ -171,13 +172,13 @@ def test_a_script_is_run_as_if_started_plainly(name, place):
     alike(started(place, "python", "script.py", "--flag", "a b", warmth=warmth))
 
 
-OTHERS = [Path.home() / f".pyenv/versions/{version}" for version in ("3.9*", "3.10*", "3.12*", "3.13*")]
+OTHERS = [Path.home() / f".pyenv/versions/{version}" for version in ("3.10*", "3.12*", "3.13*")]
 
 
 def other_pythons() -> list[str]:
     """Of other versions than ours, where they are installed."""
     found = [sorted(place.parent.glob(f"{place.name}/bin/python")) for place in OTHERS]
-    return [str(each[-1]) for each in found if each]
+    return [python for python in (pythons.oldest(), *(str(each[-1]) for each in found if each)) if python]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +199,7 @@ def test_libraries_have_as_many_threads_as_the_worker_says(number, place):
     assert number != "1" or "at::get_num_threads() : 1\n" in out
 
 
-@pytest.mark.skipif(not other_pythons(), reason="no other Python from 3.9 on is installed by pyenv")
+@pytest.mark.skipif(not other_pythons(), reason=pythons.WITHOUT)
 @pytest.mark.parametrize(
     "name",
     [

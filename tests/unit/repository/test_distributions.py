@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from builders import pythons
+
 ROOT = Path(__file__).resolve().parents[3]
 UV = Path(sys.executable).with_name("uv")
 MOST_OPERATOR_MB = 120
@@ -261,12 +263,6 @@ def test_the_demo_asks_for_a_checkout(cli: Path) -> None:
     assert done.returncode == 1
 
 
-def pythons() -> list[str]:
-    """Return this Python, and Python 3.9 where it is installed."""
-    found = [*Path("/usr/bin").glob("python3.9"), *Path.home().glob(".pyenv/versions/3.9.*/bin/python3.9")]
-    return [sys.executable, *map(str, found[:1])]
-
-
 SCRIPT = """
 import array, sys, trainingjob
 assert not {"torch", "numpy", "obstore"} & set(sys.modules)
@@ -288,10 +284,19 @@ print(start, weights[0], data.samples, trainingjob.should_checkpoint(), missing)
 """
 
 
-@pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).name)
-def test_a_script_needs_the_standard_library_alone(python: str, wheels: dict[str, Path], tmp_path: Path) -> None:
+def version(python: str) -> str:
+    command = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.parametrize("oldest", [False, True], ids=["this Python", "Python 3.9"])
+def test_a_script_needs_the_standard_library_alone(oldest: bool, wheels: dict[str, Path], tmp_path: Path) -> None:
     from concertina_trainer.data.build.build import build
 
+    python = pythons.oldest() if oldest else sys.executable
+    if python is None:
+        pytest.skip(pythons.WITHOUT)
+    assert not oldest or version(python) == "3.9"
     (tmp_path / "text.txt").write_text("abcdefg")
     list(build([tmp_path / "text.txt"], str(tmp_path / "data")))
     environment = made(tmp_path / "sdk", "concertina-sdk", wheels, python)

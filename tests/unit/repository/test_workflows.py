@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from builders.pythons import OLDEST_VARIABLE
+from concertina.local.host.linux_namespaces import FORBIDDEN
+
 ROOT = Path(__file__).resolve().parents[3]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
@@ -61,6 +64,35 @@ def test_what_a_workflow_calls_is_there(workflow: Path) -> None:
             assert (ROOT / path).exists(), path
 
 
+def ci(job: str) -> list[str]:
+    """Return the lines that the steps of this job of ci.yml run."""
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
+    return [line for step in jobs[job]["steps"] for line in step.get("run", "").splitlines()]
+
+
+def test_ci_may_make_user_namespaces_before_the_gate_runs() -> None:
+    """Ubuntu forbids users to make the namespaces of a local cluster, unless root sets what the error names."""
+    allow = "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+    assert f"`{allow}` (Ubuntu" in FORBIDDEN
+    lines = ci("test")
+    assert lines.index(allow) < lines.index("make test")
+
+
+def test_ci_names_the_oldest_python_of_scripts() -> None:
+    """The tests of the SDK then fail without it, instead of being skipped."""
+    found = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["test"]["steps"]
+    (gate,) = (step for step in found if step.get("run") == "make test")
+    (oldest,) = (step for step in found if step.get("id") == "oldest")
+    assert gate["env"] == {OLDEST_VARIABLE: "${{ steps.oldest.outputs.python-path }}"}
+    assert oldest["with"] == {"python-version": "3.9", "update-environment": False}
+
+
+def test_ci_builds_the_site_strictly() -> None:
+    called = {target for line in ci("docs") if line.startswith("make ") for target in line.split()[1:]}
+    assert called == {"check-docs", "docs"}
+    assert re.search(r"^docs:.*(?:\n\t.*)*mkdocs build --strict", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
 def test_images_are_built_from_a_base_that_the_workflow_resolves() -> None:
     """The step `Resolve the digest of the base image` reads the Dockerfiles in this way."""
     jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
@@ -75,7 +107,7 @@ def test_images_are_built_from_a_base_that_the_workflow_resolves() -> None:
 
 
 @pytest.mark.skipif(
-    {"actionlint", "zizmor"} - workflow_lint.linters().keys() != set(),
+    set(workflow_lint.LINTERS) - workflow_lint.linters().keys() != set(),
     reason="there are no linters of workflows here: `make workflow-linters` provides them, once",
 )
 def test_the_linters_find_what_is_wrong(tmp_path: Path) -> None:
@@ -94,12 +126,16 @@ def test_the_linters_find_what_is_wrong(tmp_path: Path) -> None:
         assert rule in said[1].stdout
 
 
-def test_without_linters_the_check_is_skipped_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("missing", workflow_lint.LINTERS)
+@pytest.mark.parametrize(("ci", "found", "code"), [("", "true", 0), ("", "false", 1), ("true", "true", 1)])
+def test_without_one_linter_the_other_runs_and_ci_fails(
+    missing: str, ci: str, found: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(workflow_lint, "linters", lambda: {"actionlint": "a"})
-    assert workflow_lint.main() == 0
-    assert "zizmor is missing: run `make workflow-linters`" in capsys.readouterr().out
+    (other,) = set(workflow_lint.LINTERS) - {missing}
+    monkeypatch.setattr(workflow_lint, "linters", lambda: {other: found})
+    monkeypatch.setenv("CI", ci)
+    assert workflow_lint.main() == code
+    assert f"workflows are not checked by {missing}: run `make workflow-linters`" in capsys.readouterr().out
 
 
 def test_a_tag_must_be_the_version_of_all_files(monkeypatch: pytest.MonkeyPatch) -> None:
