@@ -59,6 +59,29 @@ def test_a_list_begins_after_an_empty_line(page: Path) -> None:
     assert not re.findall(r"^(?!\s|[-*] |\d+\. |#|\|).+\n(?:[-*] |\d+\. ).*", text, flags=re.MULTILINE)
 
 
+@pytest.mark.parametrize("page", sorted(pages.DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(pages.DOCS)))
+def test_paragraphs_and_blocks_of_a_list_are_indented_by_four(page: Path) -> None:
+    """Python-Markdown ends a list at a paragraph or a block with another indentation, and numbers from 1 again."""
+    assert not _odd_indentations(page.read_text())
+
+
+def test_an_odd_indentation_is_noticed() -> None:
+    text = "1. One\n   goes on.\n\n   Odd.\n\n   ```\n   odd\n   ```\n2. Two\n\n    Even.\n\n    ```\n   in a block\n    ```\n"
+    assert _odd_indentations(text) == ["4:    Odd.", "6:    ```"]
+
+
+def _odd_indentations(text: str) -> list[str]:
+    """Return the first lines of paragraphs and code blocks whose indentation is not a multiple of four spaces."""
+    found, in_block, after_empty = [], False, True
+    for number, line in enumerate(text.splitlines(), 1):
+        fence = line.lstrip().startswith("```")
+        if not in_block and (after_empty or fence) and (len(line) - len(line.lstrip())) % 4 and line.strip():
+            found.append(f"{number}: {line}")
+        in_block ^= fence
+        after_empty = not line.strip()
+    return found
+
+
 def test_files_that_a_page_shows_are_those_of_the_examples() -> None:
     shown = [block for block in pages.all_blocks() if block.title]
     assert shown
