@@ -89,7 +89,7 @@ def test_paragraphs_and_blocks_of_a_list_are_indented_by_four(page: Path) -> Non
 
 
 def test_an_odd_indentation_is_noticed() -> None:
-    text = "1. One\n   goes on.\n\n   Odd.\n\n   ```\n   odd\n   ```\n2. Two\n\n    Even.\n\n    ```\n   in it\n    ```\n"
+    text = "1. One\n   more\n\n   Odd.\n\n   ```\n   odd\n   ```\n2. Two\n\n    Even.\n\n    ```\n   in it\n    ```\n"
     assert _odd_indentations(text) == ["4:    Odd.", "6:    ```"]
 
 
