@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
+from tools import status_picture
 from tools.reference import __main__ as reference
 from tools.reference import names, reasons
 from typer.core import TyperGroup
@@ -31,6 +32,10 @@ RUN_BY_OTHERS = ("diagnosis.md",)
 
 def test_the_reference_is_current() -> None:
     assert not reference.stale(), "run `make reference`"
+
+
+def test_the_picture_of_the_status_is_current() -> None:
+    assert status_picture.PICTURE.read_text() == status_picture.picture(), "run python -m tools.status_picture"
 
 
 def test_a_name_that_the_tables_lack_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
