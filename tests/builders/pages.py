@@ -49,8 +49,8 @@ ON_API_SERVER = {
 """The same of tests/cluster/test_site.py."""
 NAMESPACED_INSTALL = ("install.md", "helm install concertina charts/concertina --namespace team-a")
 """Page and beginning of the block that tests/cluster/test_chart.py runs."""
-NEEDS = ("kind", "cloud", "release")
-"""What a command may need that no test has: real kubelets, a real cluster with its services, a published release."""
+NEEDS = ("kind", "cloud", "images")
+"""What a command may need that no test has: real kubelets, a cloud, an engine that builds images."""
 BLOCK = re.compile(
     r"(?:^ *<!-- needs: (?P<needs>[\w, ]+) -->\n)?"
     r"^(?P<indent> *)```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^ *```$",

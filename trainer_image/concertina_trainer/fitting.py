@@ -102,14 +102,15 @@ def fitted(
         )
         return Fitted(default.filled(config), default.chosen(config), note)
     choice = MemoryChoice.parsed(answer["choice"])
-    room = f"{device_bytes / GIB:.1f} GiB of the smallest device, with {request['size']} ranks"
+    room, ranks = f"{device_bytes / GIB:.1f} GiB", request["size"]
     if answer["peak"] > device_bytes:
         used = MemoryChoice.of(choice.filled(planned), frees_weights=False)
         raise DoesNotFit(
-            f"this model needs {answer['peak'] / GIB:.1f} GiB on a device with {used}, but there are only "
-            f"{room}. {_advice(answer['remedies'])}"
+            f"this model needs {answer['peak'] / GIB:.1f} GiB on a device with {used}, but the smallest device "
+            f"has {room}, with {ranks} ranks. {_advice(answer['remedies'])}"
         )
-    note = f"settings for {room}: {choice}; the planned peak is {answer['peak'] / GIB:.1f} GiB"
+    peak = f"the planned peak is {answer['peak'] / GIB:.1f} GiB"
+    note = f"settings for {ranks} ranks, whose smallest device has {room}: {choice}; {peak}"
     made = default if saved.config is not None else choice
     return Fitted(choice.filled(planned), made.chosen(config), note if absent(planned) else "")
 

@@ -46,7 +46,7 @@ def test_a_job_keeps_the_settings_that_fit_its_first_devices(folder, parent, abs
     job.environment = {DEVICE_BYTES: LARGE, LEAST_RANKS: "1"}
     first = job.run(2, script=node.Script(drain=(5, False)))
     assert chosen(first) == {"microBatchSize": "7", **KEPT}
-    assert "settings for 16.0 GiB of the smallest device, with 1 ranks: microBatchSize 7" in first.output
+    assert "settings for 1 ranks, whose smallest device has 16.0 GiB: microBatchSize 7" in first.output
     job.environment = {}
     second = job.run(3, job.newest(), node.Script(drain=(10, True)))
     assert chosen(second) == chosen(first)
@@ -77,9 +77,9 @@ def test_a_job_that_cannot_fit_is_refused_with_what_would_make_it_fit(folder, pa
     assert {fault.reason for fault in outcome.faults.values()} == {"DoesNotFit"}
     message = outcome.faults[0].message
     assert "needs 2.0 GiB on a device with microBatchSize 64, memory.activations Keep" in message
-    assert "but there are only 1.0 GiB of the smallest device, with 1 ranks" in message
+    assert "but the smallest device has 1.0 GiB, with 1 ranks" in message
     assert "set microBatchSize 16, memory.activations Keep, memory.reshardAfterForward Never (0.5 GiB)" in message
-    assert "raise elastic.minReplicas to at least 4 GPUs (0.5 GiB)" in message
+    assert "train on at least 4 GPUs: raise elastic.minReplicas (0.5 GiB)" in message
 
 
 @pytest.mark.long(

@@ -135,7 +135,7 @@ def _wider(job: Job, factor: int) -> tuple[str, Job]:
     """Return the job with its state sharded over `factor` times as many ranks, and a sentence about this change."""
     ranks, shard = job.ranks * factor, job.parallelism.shard
     if shard is None:
-        return f"raise elastic.minReplicas to at least {ranks} GPUs", dataclasses.replace(job, ranks=ranks)
+        return f"train on at least {ranks} GPUs: raise elastic.minReplicas", dataclasses.replace(job, ranks=ranks)
     wider = job.parallelism.model_copy(update={"shard": shard * factor})
     return (
         f"raise parallelism.shard to {shard * factor}",
