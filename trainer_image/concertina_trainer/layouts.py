@@ -43,8 +43,11 @@ class LayoutRule:
     """Rule in CEL. `self` is the spec, whose trainer section is present."""
     holds: Callable[[TrainerConfig, ParallelismConfig], bool]
     message: str
+    without_parallelism: bool = False
+    """True if the rule also applies to a spec without the section parallelism. All others hold for such a spec."""
 
 
+_TENSOR = "(has(self.parallelism) ? self.parallelism.tensor : 1)"
 _GROUP = "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.context"
 _MODEL = "self.trainer.model"
 
@@ -188,12 +191,13 @@ _RULES = (
         "parallelism.tensor",
         "!has(self.trainer.model.lora) || "
         f"!(self.trainer.model.lora.frozenDtype in {[dtype.value for dtype in FrozenDtype if dtype.quantized]}) || "
-        f"{_DIM} % {BLOCK} == 0 && {_HEADS} * {_HEAD_DIM} % (self.parallelism.tensor * {BLOCK}) == 0 && "
-        f"{_HIDDEN} % (self.parallelism.tensor * {BLOCK}) == 0",
+        f"{_DIM} % {BLOCK} == 0 && {_HEADS} * {_HEAD_DIM} % ({_TENSOR} * {BLOCK}) == 0 && "
+        f"{_HIDDEN} % ({_TENSOR} * {BLOCK}) == 0",
         _has_whole_blocks,
         f"a quantized frozenDtype of trainer.model.lora has a scale for each {BLOCK} columns of a matrix, and no two "
         f"workers may have a part of these: {BLOCK} must divide trainer.model.dim, and tensor x {BLOCK} must divide "
         "heads x headDim and hiddenDim",
+        without_parallelism=True,
     ),
     LayoutRule(
         "parallelism.expert",
@@ -257,6 +261,7 @@ _RULES = (
         f"precision Float8 multiplies matrices whose widths are multiples of {FLOAT8_MULTIPLE}: change "
         "trainer.model.dim, hiddenDim, kvHeads x headDim or the width of the shared experts, or set precision to "
         "BFloat16",
+        without_parallelism=True,
     ),
     LayoutRule(
         "trainer.gradientPrecision",

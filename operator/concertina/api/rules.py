@@ -156,7 +156,7 @@ def _while_suspended(field: str, *, optional: bool, with_suspend: bool = False) 
 def _of_layout(rule: layouts.LayoutRule) -> SpecRule:
     """Return a rule that makes sure that spec.parallelism fits the configuration of the bundled trainer.
 
-    Without spec.parallelism, every configuration is valid.
+    Most rules hold without spec.parallelism.
     """
 
     def holds(spec: JobSpec) -> bool:
@@ -165,7 +165,8 @@ def _of_layout(rule: layouts.LayoutRule) -> SpecRule:
     def says(spec: JobSpec) -> str:
         return rule.message if spec.trainer is None else layouts.refusal(rule, spec.trainer, spec.parallelism)
 
-    cel = f"!has(self.trainer) || !has(self.parallelism) || ({rule.cel})"
+    without = "" if rule.without_parallelism else "!has(self.parallelism) || "
+    cel = f"!has(self.trainer) || {without}({rule.cel})"
     return SpecRule(at=".spec", field=f".{rule.field}", cel=cel, message=rule.message, holds=holds, says=says)
 
 

@@ -138,7 +138,31 @@ ALL_REFUSED = [
     ("no data", JOB, [("spec.trainer.data", None)], "spec.trainer.data: Required value"),
     ("cache", JOB, [("spec.trainer.data.cacheSize", "1Mi")], "cacheSize must be from 16Mi to 16Ti"),
     ("price", JOB, [("spec.price", {"perReplicaHour": "12,3"})], "spec.price.perReplicaHour"),
-    ("precision", JOB, [("spec.trainer.precision", "float8")], 'supported values: "Auto", "BFloat16", "Float32"'),
+    ("precision", JOB, [("spec.trainer.precision", "half")], 'supported values: "Auto", "BFloat16", "Float16",'),
+    (
+        "float8 and adapters",
+        JOB,
+        [("spec.trainer.precision", "Float8"), ("spec.trainer.model.lora", {})],
+        "supports neither lora nor entrypoint",
+    ),
+    (
+        "float8 and tensor parallelism",
+        JOB,
+        [("spec.trainer.precision", "Float8"), ("spec.parallelism", {"tensor": 2})],
+        "precision Float8 has a scale for each row of a matrix",
+    ),
+    (
+        "float8 of a width of its own",
+        JOB,
+        [("spec.trainer.precision", "Float8"), ("spec.trainer.model.hiddenDim", 40)],
+        "precision Float8 multiplies matrices whose widths are multiples of 16",
+    ),
+    (
+        "parts of blocks",
+        JOB,
+        [("spec.trainer.model.lora", {"frozenDtype": "NormalFloat4"}), ("spec.trainer.model.hiddenDim", 96)],
+        "a quantized frozenDtype of trainer.model.lora has a scale for each 64 columns",
+    ),
     ("heads", JOB, [("spec.trainer.model.heads", 5)], "dim must be an even multiple of heads"),
     (
         "from and entrypoint",

@@ -48,7 +48,14 @@ def export(checkpoint: StoredCheckpoint) -> Export:
         "bias": "none",
         "inference_mode": True,
     }
-    return Export(checkpoint.uri, checkpoint.shards, tensors, {"adapter_config.json": config}, stem="adapter_model")
+    message = ""
+    if model.lora.frozen_dtype.quantized:
+        message = (
+            f"The adapters were trained beside weights in {model.lora.frozen_dtype.value}. Beside the original "
+            "weights, the model has other results than in the run: --to hf exports a model with those of the run."
+        )
+    files = {"adapter_config.json": config}
+    return Export(checkpoint.uri, checkpoint.shards, tensors, files, message, stem="adapter_model")
 
 
 def _module(layer: str, family: Family) -> str:

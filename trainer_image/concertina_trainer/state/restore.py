@@ -64,7 +64,7 @@ def restore(
         DamagedInput: When the checkpoint is damaged. Its `rollback` is set if the job goes back to an older one.
     """
     metadata = _restored(usable_start(start, uid, world), uid, state, config, checkpoint, data, world, channel, frozen)
-    if config.model.lora:
+    if config.model.lora and config.model.lora.frozen_dtype.quantized:
         forget(state.quantize(config.model.lora.frozen_dtype))
     return metadata
 

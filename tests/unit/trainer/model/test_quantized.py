@@ -76,6 +76,16 @@ def test_a_weight_that_is_not_finite_stays_visible(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_a_product_is_compiled_in_one_graph(dtype):
+    codes, scales = quantized(weights()[:3], dtype)
+    x = torch.randn(2, 4 * BLOCK, requires_grad=True)
+    compiled = torch.compile(linear, backend="aot_eager", fullgraph=True)
+    found = compiled(x, codes, scales, None)
+    torch.testing.assert_close(found, linear(x, codes, scales, None))
+    assert torch.autograd.grad(found.sum(), x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_product_is_that_with_the_values(dtype):
     codes, scales = quantized(weights()[:3], dtype)
     whole = dequantized(codes, scales, torch.float32)
