@@ -23,6 +23,7 @@ import argparse
 import asyncio
 import importlib.util
 import json
+import math
 import os
 import random
 import select
@@ -68,7 +69,7 @@ def _model(layers: int, dim: int, heads: int, hidden: int, vocabulary: int, leng
 
 
 SIZES = {
-    "small": Size(_model(4, 256, 8, 704, 320, 256), 2, 4),
+    "small": Size(_model(4, 256, 8, 704, 320, 256), 2, 2),
     "0.3B": Size(_model(16, 1024, 16, 4096, 32000, 2048), 8, 10),
     "1B": Size(_model(16, 2048, 32, 8192, 32000, 2048), 4, 10),
 }
@@ -217,8 +218,13 @@ def contestants(names: Sequence[str], run: Run, titan: Path) -> dict[str, Callab
     return {name: ways[name] for name in names}
 
 
-def measure(names: Sequence[str], blocks: int, run: Run, titan: Path) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Return the processor seconds of a step in each block, and the facts, by the name of each process."""
+def measure(
+    names: Sequence[str], blocks: int, run: Run, titan: Path, until: float
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Return the seconds of a step in each block, and the facts, by the name of each process.
+
+    No turns begin after `until` (time.monotonic), except the first ones.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in names}
     facts: dict[str, Any] = {}
     with ExitStack() as stack:
@@ -228,6 +234,8 @@ def measure(names: Sequence[str], blocks: int, run: Run, titan: Path) -> tuple[d
                 running[name] = stack.enter_context(way())
                 facts[name] = warmed_up(running[name])
         for turn in range(blocks):
+            if turn and time.monotonic() > until:
+                break
             for name in random.Random(turn).sample(list(names), len(names)):
                 running[name].go()
                 said = running[name].hear()
@@ -278,7 +286,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--titan", type=Path, default=Path(__file__).resolve().parents[1] / "out" / "torchtitan")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which no turns begin")
     options = parser.parse_args()
+    until = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory(prefix="concertina-bench-") as name, socket.socket(socket.AF_UNIX) as door:
         folder = Path(name)
         texts = folder / "text"
@@ -293,6 +303,7 @@ def main() -> None:
             options.blocks,
             Run(folder, folder / "data", tokens, door, SIZES[options.model]),
             options.titan,
+            until,
         )
     what = "time" if CUDA else "processor time"
     report.show(f"{what} of a step", {name: [1000 * v for v in values] for name, values in seconds.items()}, "ms")
