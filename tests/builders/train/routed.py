@@ -35,9 +35,10 @@ class Written(torch.nn.Module):
         picked = scores * chosen
         shares = picked / picked.sum(-1, keepdim=True) if config.normalize_shares else picked
         result = torch.zeros_like(x)
+        gate, up, down = (with_adapter(experts, name) for name in ("gate", "up", "down"))
         for i in range(config.count):
-            inner = F.silu(x @ experts.gate[i].T) * (x @ experts.up[i].T)
-            result = result + shares[..., i : i + 1] * (inner @ experts.down[i].T)
+            inner = F.silu(x @ gate[i].T) * (x @ up[i].T)
+            result = result + shares[..., i : i + 1] * (inner @ down[i].T)
         self.loads, self.loss = torch.zeros(config.count), 0.0
         for row, counted in enumerate(weights > 0):
             if counted.any():
@@ -53,6 +54,12 @@ class Written(torch.nn.Module):
         """Update the biases after a step with these loads."""
         if self.moe.router.bias is not None:
             self.moe.router.bias += self.config.bias_rate * torch.sign(self.loads.mean() - self.loads)
+
+
+def with_adapter(experts, name):
+    """Return the weights of all experts, plus the product of their adapter's matrices if they have adapters."""
+    weight, a = getattr(experts, name), getattr(experts, f"{name}_lora_a", None)
+    return weight if a is None else weight + experts.lora_scale * getattr(experts, f"{name}_lora_b") @ a
 
 
 def write_out(model, config):

@@ -66,7 +66,7 @@ def main() -> int:
         os.environ["CONCERTINA_SNAPSHOTS"] = leg["to"]
         until = config.model_copy(update={"reproduction": ReproductionConfig(last_step=leg["last"])})
         layout = ParallelismConfig.model_validate(leg["parallelism"])
-        here = DistContext.of(world.rank, world.size, world.device, layout)
+        here = DistContext.of(world.rank, world.size, world.device, layout, config.model.experts is not None)
         told = run(until, here, Folder(leg["from"]))
         if world.rank == 0:
             found[leg["name"]] = told

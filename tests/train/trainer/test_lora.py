@@ -73,6 +73,23 @@ def test_so_does_every_layout_from_the_one_before(course):
     course.run(4, *(course.leg(name, names[at - 1]) for at, name in enumerate(names)))
 
 
+OF_EXPERTS = {
+    "fsdp": (4, {}),
+    "experts x tensor": (4, {"expert": 2, "tensor": 2}),
+    "experts x context": (4, {"expert": 4, "context": 2}),
+}
+
+
+@pytest.mark.long(law=LAW)
+def test_so_do_layouts_of_a_model_with_experts(parent, course, folder, tmp_path):
+    experts = {"count": 4, "hiddenDim": 24, "shared": 1, "firstDense": 1, "scores": "Sigmoid", "biasRate": 0.0}
+    model = {**course.trainer["model"], "experts": experts, "lora": {**LORA, "rank": 8}}
+    found = Course(parent, {**course.trainer, "model": model}, OF_EXPERTS, tmp_path)
+    names = list(OF_EXPERTS)
+    found.halves()
+    found.run(4, *(found.leg(name, names[at - 1]) for at, name in enumerate(names)))
+
+
 def test_a_model_is_tuned_and_exported_with_its_adapters_added(parent, trainer, folder, tmp_path):
     """Begun with the weights of another run, on other ranks; transformers computes what we do."""
     [before] = node.Job(folder / "before", parent, trainer, {"uri": f"file://{tmp_path}/before"}).run(2).durable

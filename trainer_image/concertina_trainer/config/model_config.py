@@ -133,6 +133,10 @@ class Projection(enum.StrEnum):
     down = "Down"
 
 
+FEED_FORWARD = (Projection.gate, Projection.up, Projection.down)
+"""Matrices of a feed-forward layer, and of each expert."""
+
+
 class FrozenDtype(enum.StrEnum):
     """Dtype in which frozen weights are kept in memory."""
 
@@ -180,7 +184,7 @@ class LoraConfig(Section):
         default=list(Projection),
         min_length=1,
         max_length=len(Projection),
-        description="Matrices of each block that have adapters.",
+        description="Matrices of each block that have adapters. Gate, Up and Down also mean those of each expert.",
     )
     frozen_dtype: FrozenDtype = Field(
         default=FrozenDtype.bfloat16,
@@ -476,14 +480,35 @@ class ModelConfig(Section):
         embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim
         blocks = (self.layers - self.routed_layers) * self.block_weights
         blocks += self.routed_layers * self.routed_block_weights(experts)
-        return embeddings + blocks + self.dim + self.lora_weights
+        return embeddings + blocks + self.dim + self._lora_weights(experts)
+
+    @property
+    def adapts_feed_forward(self) -> bool:
+        """Whether a matrix of the feed-forward layers has adapters."""
+        return self.lora is not None and any(target in FEED_FORWARD for target in self.lora.targets)
 
     @property
     def lora_weights(self) -> int:
         """Number of parameters of all adapters."""
+        return self._lora_weights(self.experts.count if self.experts else 0)
+
+    @property
+    def multiplied_lora_weights(self) -> int:
+        """Number of parameters of all adapters by which a token is multiplied."""
+        return self._lora_weights(self.experts.active_per_token if self.experts else 0)
+
+    def _lora_weights(self, experts: int) -> int:
+        """Return the number of parameters of the adapters, counting only `experts` routed experts in each layer."""
         if self.lora is None:
             return 0
-        return self.layers * self.lora.rank * sum(sum(self.shape(projection)) for projection in set(self.lora.targets))
+        features = 0
+        for projection in set(self.lora.targets):
+            routed = self.routed_layers if projection in FEED_FORWARD else 0
+            features += (self.layers - routed) * sum(self.shape(projection))
+            if self.experts is not None and routed:
+                shared = self.dim + self.experts.shared * self.expert_dim if self.experts.shared else 0
+                features += routed * (shared + experts * (self.dim + self.expert_dim))
+        return self.lora.rank * features
 
     def shape(self, projection: Projection) -> tuple[int, int]:
         """Return the numbers of input and output features of one matrix of a block without experts."""
@@ -565,9 +590,25 @@ class ModelConfig(Section):
         ),
         SectionRule(
             "lora",
-            f"!has(self.lora) || !has(self.experts) && !(has(self.size) && self.size in {list(WITH_EXPERTS)})",
-            lambda model: model.lora is None or model.experts is None,
-            "lora is for dense models, because routers and their biases would still be trained: remove lora or experts",
+            "!has(self.lora) || !has(self.experts) || !has(self.experts.biasRate) || self.experts.biasRate == 0.0",
+            lambda model: model.lora is None or model.experts is None or not model.experts.bias_rate,
+            "lora freezes the router and its biases: set experts.biasRate to 0, or remove lora",
+        ),
+        SectionRule(
+            "lora.targets",
+            "!has(self.lora) || !has(self.experts) || !has(self.experts.clampedSwiglu) || "
+            f"!self.lora.targets.exists(target, target in {[each.value for each in FEED_FORWARD]})",
+            lambda model: (
+                model.experts is None or model.experts.clamped_swiglu is None or not model.adapts_feed_forward
+            ),
+            "lora does not support experts with clampedSwiglu: set lora.targets to [Query, Key, Value, Output]",
+        ),
+        SectionRule(
+            "lora.rank",
+            f"!has(self.lora) || !has(self.experts) && !(has(self.size) && self.size in {list(WITH_EXPERTS)}) || "
+            "self.lora.rank % 8 == 0",
+            lambda model: model.lora is None or model.experts is None or model.lora.rank % 8 == 0,
+            "lora.rank must be a multiple of 8 in a model with experts, because of torch's grouped matrix products",
         ),
         SectionRule(
             "activation",

@@ -287,11 +287,18 @@ def _tensors(shards: Sequence[ShardReader], model: ModelConfig, ema: bool = Fals
             rows = (before.shape[0] + shape[0], *shape[1:])
             tensors[exported_name] = Tensor(exported_name, (*before.parts, part), rows)
             continue
+        of_all = _adapter(name, wholes, model)
         for number in range(shape[0]):
-            expert_chunk = Chunk(chunk.name, chunk.dtype, (number, *(0 for _ in shape[1:])), (1, *shape[1:]), shape)
+            adapter = of_all and Adapter(_of_expert(of_all.a, number), _of_expert(of_all.b, number), of_all.scale)
             expert_name = exported_name.replace(EXPERT, str(number))
-            tensors[expert_name] = Tensor(expert_name, (Part(expert_chunk),), shape[1:])
+            tensors[expert_name] = Tensor(expert_name, (Part(_of_expert(chunk, number), adapter),), shape[1:])
     return [tensors[name] for name in sorted(tensors)]
+
+
+def _of_expert(chunk: Chunk, number: int) -> Chunk:
+    """Return one expert's part of a tensor of all experts of a layer."""
+    shape = chunk.global_shape
+    return Chunk(chunk.name, chunk.dtype, (number, *(0 for _ in shape[1:])), (1, *shape[1:]), shape)
 
 
 def whole_chunks(shards: Sequence[ShardReader], model: ModelConfig, prefix: str = hf_names.MODEL) -> dict[str, Chunk]:
@@ -324,10 +331,10 @@ def _dtype_of(name: str, stored: str, model: ModelConfig) -> str:
 
 
 def _adapter(name: str, wholes: Mapping[str, Chunk], model: ModelConfig) -> Adapter | None:
-    layer = name.removesuffix(adapters.WEIGHT)
-    if model.lora is None or layer + adapters.A not in wholes:
+    a, b = adapters.matrices(name)
+    if model.lora is None or a not in wholes:
         return None
-    return Adapter(wholes[layer + adapters.A], wholes[layer + adapters.B], model.lora.scale, model.lora.frozen_dtype)
+    return Adapter(wholes[a], wholes[b], model.lora.scale, model.lora.frozen_dtype)
 
 
 def _files(tensors: Sequence[Tensor], most: int, stem: str) -> dict[str, list[Tensor]]:

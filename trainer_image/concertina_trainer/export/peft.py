@@ -14,7 +14,7 @@ from concertina_trainer.format.hf_families import FAMILIES, Family
 
 PREFIX = "base_model.model."
 """First part of the names of PEFT's tensors, before the Hugging Face name of the module."""
-MATRICES = {adapters.A: ".lora_A.weight", adapters.B: ".lora_B.weight"}
+MATRICES = {f".{adapters.A}": ".lora_A.weight", f".{adapters.B}": ".lora_B.weight"}
 """Ends of the names of an adapter's matrices in PEFT, by the ends in this project."""
 
 
@@ -33,6 +33,11 @@ def export(checkpoint: StoredCheckpoint) -> Export:
     for name, chunk in sorted(whole_chunks(checkpoint.shards, model).items()):
         if adapters.is_adapter(name):
             layer, _, end = name.rpartition(".")
+            if f".{end}" not in MATRICES:
+                raise InvalidInput(
+                    f"{name} adapts experts, which have no module of their own in transformers: export the model with "
+                    "its adapters added (--to hf)."
+                )
             module = _module(layer.removeprefix(hf_names.MODEL), family)
             tensors.append(Tensor(f"{PREFIX}{module}{MATRICES[f'.{end}']}", (Part(chunk),), chunk.global_shape))
     frozen = checkpoint.manifest.frozen

@@ -122,8 +122,8 @@ def feed_forward(config: ModelConfig, layer: int) -> FeedForward | MixtureOfExpe
     if config.experts is None or not config.routed(layer):
         return FeedForward(config.dim, config.resolved_hidden_dim, config.activation, config.lora)
     width = config.experts.shared * config.expert_dim
-    shared = FeedForward(config.dim, width, config.activation) if width else None
-    return MixtureOfExperts(config.dim, config.expert_dim, config.activation, config.experts, shared)
+    shared = FeedForward(config.dim, width, config.activation, config.lora) if width else None
+    return MixtureOfExperts(config.dim, config.expert_dim, config.activation, config.experts, shared, config.lora)
 
 
 PRODUCTS = (

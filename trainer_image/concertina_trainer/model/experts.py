@@ -16,7 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial
 
-from concertina_trainer.config.model_config import Activation, ClampedSwigluConfig, ExpertsConfig, RouterScores
+from concertina_trainer.config.model_config import (
+    FEED_FORWARD,
+    Activation,
+    ClampedSwigluConfig,
+    ExpertsConfig,
+    LoraConfig,
+    RouterScores,
+)
+from concertina_trainer.format.adapters import matrices
 from concertina_trainer.model.activation import ACTIVATIONS
 from concertina_trainer.model.precision import precise
 
@@ -59,15 +67,26 @@ class Experts(nn.Module):
     """Experts of a layer that are on this rank.
 
     Three parameters hold the weights of all these experts: gate and up `[experts, hidden, dim]`, down `[experts, dim,
-    hidden]`.
+    hidden]`. A weight `[experts, out, in]` with adapters (`model.lora`) has two more parameters, `[experts, rank, in]`
+    and `[experts, out, rank]`.
     """
 
-    def __init__(self, dim: int, hidden_dim: int, activation: Activation, count: int) -> None:
+    def __init__(
+        self, dim: int, hidden_dim: int, activation: Activation, count: int, lora: LoraConfig | None = None
+    ) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[activation]
         self.gate = nn.Parameter(torch.empty(count, hidden_dim, dim))
         self.up = nn.Parameter(torch.empty(count, hidden_dim, dim))
         self.down = nn.Parameter(torch.empty(count, dim, hidden_dim))
+        self.lora_scale = 0.0 if lora is None else lora.scale
+        for projection in FEED_FORWARD if lora is not None else ():
+            if lora is not None and projection in lora.targets:
+                name = projection.value.lower()
+                _, outputs, inputs = getattr(self, name).shape
+                a, b = matrices(name)
+                self.register_parameter(a, nn.Parameter(torch.empty(count, lora.rank, inputs)))
+                self.register_parameter(b, nn.Parameter(torch.empty(count, outputs, lora.rank)))
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Compute the experts for rows `[n, dim]`, and return a tensor of the same shape.
@@ -75,9 +94,21 @@ class Experts(nn.Module):
         A row is the input of one expert for one token. Rows are sorted by expert. `counts`, int64 `[experts]`, is the
         number of rows of each expert.
         """
-        gate, up, down = (p.to_local() if isinstance(p, DTensor) else p for p in (self.gate, self.up, self.down))
-        inner = self.activation(grouped_product(rows, gate, counts)) * grouped_product(rows, up, counts)
-        return grouped_product(inner, down, counts)
+        inner = self.activation(self._product(rows, "gate", counts)) * self._product(rows, "up", counts)
+        return self._product(inner, "down", counts)
+
+    def _product(self, rows: Tensor, name: str, counts: Tensor) -> Tensor:
+        """Multiply rows by the weights `name` of their experts, with their adapters."""
+        weight, *adapter = (
+            p.to_local() if isinstance(p, DTensor) else p
+            for p in (self._parameters.get(each) for each in (name, *matrices(name)))
+            if p is not None
+        )
+        product = grouped_product(rows, weight, counts)
+        if not adapter:
+            return product
+        a, b = adapter
+        return product + self.lora_scale * grouped_product(grouped_product(rows, a, counts), b, counts)
 
 
 class ClampedExperts(nn.Module):
@@ -149,7 +180,13 @@ def whole(counts: Tensor) -> Tensor:
 
 class MixtureOfExperts(nn.Module):
     def __init__(
-        self, dim: int, hidden_dim: int, activation: Activation, config: ExpertsConfig, shared: nn.Module | None
+        self,
+        dim: int,
+        hidden_dim: int,
+        activation: Activation,
+        config: ExpertsConfig,
+        shared: nn.Module | None,
+        lora: LoraConfig | None = None,
     ) -> None:
         """Build the router and the experts.
 
@@ -162,7 +199,7 @@ class MixtureOfExperts(nn.Module):
         self.router = Router(dim, config)
         self.experts: Experts | ClampedExperts
         if config.clamped_swiglu is None:
-            self.experts = Experts(dim, hidden_dim, activation, config.count)
+            self.experts = Experts(dim, hidden_dim, activation, config.count, lora)
         else:
             self.experts = ClampedExperts(dim, hidden_dim, config.clamped_swiglu, config.count)
         self.shared = shared

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from concertina_trainer.config.model_config import ModelConfig, Projection
+from concertina_trainer.config.model_config import FEED_FORWARD, ModelConfig, Projection
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +73,7 @@ def token_flops(config: ModelConfig, full_attention: bool = False) -> float:
     If `full_attention` is True, attention also counts the pairs of tokens that the causal mask hides, as torchtitan
     does.
     """
-    frozen = config.multiplied_weights - config.lora_weights if config.lora else 0
+    frozen = config.multiplied_weights - config.multiplied_lora_weights if config.lora else 0
     unreached, attends = _before_the_first_adapter(config)
     products = 6.0 * config.multiplied_weights - 2.0 * (frozen + unreached)
     keys = [float(config.sequence_length) if full_attention else _keys(config, i) for i in range(config.layers)]
@@ -97,10 +97,18 @@ def _before_the_first_adapter(config: ModelConfig) -> tuple[int, int]:
     if config.lora is None:
         return 0, 0
     weights, attends = 0, 0
+
+    def shape(projection: Projection) -> tuple[int, int]:
+        """Return the shape in the first block, in which all experts of a token together are like one feed-forward."""
+        inputs, outputs = config.shape(projection)
+        if projection not in FEED_FORWARD or not config.routed(0):
+            return inputs, outputs
+        return (config.token_width, outputs) if projection is Projection.down else (inputs, config.token_width)
+
     for number, stage in enumerate(IN_ORDER):
         trained = [projection for projection in stage if projection in config.lora.targets]
-        weights += sum(inputs * outputs for inputs, outputs in map(config.shape, stage))
-        weights += sum(config.lora.rank * config.shape(projection)[0] for projection in trained)
+        weights += sum(inputs * outputs for inputs, outputs in map(shape, stage))
+        weights += sum(config.lora.rank * shape(projection)[0] for projection in trained)
         if trained:
             attends = int(number > 0)
             break

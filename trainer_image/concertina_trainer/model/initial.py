@@ -46,7 +46,7 @@ def initial_value(name: str, whole: Sequence[int], box: Box, config: ModelConfig
     if name.endswith(adapters.B):
         return torch.zeros(box.shape, dtype=torch.float32)
     if name.endswith(adapters.A):
-        return normal(name, whole, box, seed, 1 / math.sqrt(3 * whole[1]))
+        return normal(name, whole, box, seed, 1 / math.sqrt(3 * whole[-1]))
     return normal(name, whole, box, seed, 0.02 / math.sqrt(2 * config.layers) if name.endswith(RESIDUAL) else 0.02)
 
 

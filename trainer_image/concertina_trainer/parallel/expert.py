@@ -29,7 +29,7 @@ def cut(model: Decoder, mesh: DeviceMesh, times: StepTimes) -> None:
     for moe in model.mixtures():
         for name, parameter in list(moe.experts.named_parameters()):
             sharded = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=None)
-            moe.experts.register_parameter(name, nn.Parameter(sharded))
+            moe.experts.register_parameter(name, nn.Parameter(sharded, parameter.requires_grad))
         moe.dispatch = AllToAll(mesh, times)
 
 

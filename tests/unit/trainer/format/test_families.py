@@ -128,12 +128,20 @@ def test_logits_are_those_of_transformers(tmp_path, monkeypatch, name):
     assert torch.equal(again.generate(tokens(), **settings), model.generate(tokens(), **settings))
 
 
-@pytest.mark.parametrize("name", ["phi3", "qwen2"])
+ALL = ["Query", "Key", "Value", "Output", "Gate", "Up", "Down"]
+ADAPTED = {
+    "phi3": (3, ["Query", "Value", "Up"]), "qwen2": (3, ["Query", "Value", "Up"]),
+    "qwen3_moe": (8, ALL), "glm4_moe": (8, ALL), "gpt_oss": (8, ALL[:4]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ADAPTED)
 def test_adapters_are_added_to_the_weights_of_their_tensor(tmp_path, monkeypatch, name):
-    """Phi 3 has one tensor for several weights, and Qwen 2 biases beside them."""
+    """Phi 3 has one tensor for several weights, Qwen 2 biases beside them, and Qwen 3 MoE a tensor for each expert."""
     families.made(name).save_pretrained(tmp_path / "theirs")
     plain = config_of(tmp_path / "theirs").model_dump(by_alias=True)
-    lora = {"rank": 3, "alpha": 6.0, "targets": ["Query", "Value", "Up"], "frozenDtype": "Float32"}
+    rank, targets = ADAPTED[name]
+    lora = {"rank": rank, "alpha": 6.0, "targets": targets, "frozenDtype": "Float32"}
     config = TrainerConfig.model_validate({**plain, "model": {**plain["model"], "lora": lora}})
     decoder = decoder_of(config, tmp_path / "theirs")
     assert sum(p.numel() for p in decoder.parameters()) == config.model.weights
@@ -193,6 +201,7 @@ OF_EXPERTS = {
     "fsdp": (4, {}),
     "expert x fsdp": (4, {"expert": 2}),
     "expert x pipeline": (6, {"expert": 2, "pipeline": 3}),
+    "expert x tensor": (4, {"expert": 2, "tensor": 2}),
 }
 
 
@@ -210,6 +219,25 @@ def test_each_rank_reads_its_own_part(tmp_path, name):
                 read[chunk.name][place] = tensor
         for name_of_weight, value in values.items():
             assert torch.equal(read[name_of_weight], value), (parallelism, name_of_weight)
+
+
+@pytest.mark.parametrize("layout", OF_EXPERTS.values(), ids=OF_EXPERTS)
+def test_only_adapters_are_trained_beside_experts(layout):
+    """Routers, experts and norms stay frozen, although layouts replace their parameters."""
+    world, parallelism = layout
+    model = {"layers": 3, "dim": 32, "experts": {"count": 4}, "lora": {"rank": 8}, "vocabSize": 128}
+    config = TrainerConfig.model_validate({"data": {"uri": "/none"}, "model": model})
+    given = ParallelismConfig.model_validate(parallelism)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    try:
+        context = DistContext.of(0, world, torch.device("cpu"), given, True, next(ROUNDS))
+        trained = {name for name, p in parallelized(config, context).named_parameters() if p.requires_grad}
+    finally:
+        dist.destroy_process_group()
+    assert trained
+    assert all("lora_" in name for name in trained)
+    assert {"router", "shared"}.isdisjoint(part for name in trained for part in name.split("."))
+    assert any("experts.gate_lora_a" in name for name in trained)
 
 
 @pytest.mark.parametrize("name", families.MODELS)

@@ -29,6 +29,11 @@ MODELS = {
         "experts": {"count": 4, "clampedSwiglu": {}},
     },
     "adapters of all matrices": {"lora": LORA},
+    "adapters of experts": {"experts": {"count": 8, "activePerToken": 2, "hiddenDim": 32}, "lora": LORA},
+    "adapters of a shared expert": {
+        "experts": {"count": 4, "shared": 1, "firstDense": 1},
+        "lora": {**LORA, "targets": ["Value", "Down"]},
+    },
     "adapters, untied": {"lora": LORA, "tieEmbeddings": False},
     "adapters of values": {"lora": {**LORA, "targets": ["Value"]}},
     "adapters of outputs": {"lora": {**LORA, "targets": ["Output"]}},
