@@ -9,9 +9,9 @@ int64. An epoch is measured from its second batch on. The files were just writte
 - concertina, cold S3: the data are read from SeaweedFS into an empty cache, including the start.
 - trainingjob.data: the API with which a user's script reads the same files.
 - raw store: the same objects are downloaded by plain GET requests, with the same concurrency.
-- grain, litdata, mosaicml-streaming and torchdata's StatefulDataLoader from disk. A first pass determines the fastest
-  of the variants in data_peers.WAYS, and that variant is measured. A further variant reads runs of 8 consecutive
-  sequences, which is less work and gives a different order. None of these libraries verifies the data.
+- grain, litdata, mosaicml-streaming, Ray Data, torchdata's StatefulDataLoader and WebDataset from disk. A first pass
+  determines the fastest of the variants in data_peers.WAYS, and that variant is measured. A further variant reads runs
+  of 8 consecutive sequences, which is less work and gives a different order. None of these libraries verifies the data.
 
 The benchmark also measures the cost of computing the order, and how long training waits for data (stall). Order:
 seconds and memory to find 4096 positions among 8 million shards, in a new process. Stall: share of the time for which

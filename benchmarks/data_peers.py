@@ -23,12 +23,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 FOLDER = Path(__file__).parents[1] / "build" / "data-peers"
-PACKAGES = ("grain==0.2.18", "litdata==0.2.76", "mosaicml-streaming==0.13.0", "torchdata==0.11.0")
+PACKAGES = (
+    *("grain==0.2.18", "litdata==0.2.76", "mosaicml-streaming==0.13.0", "torchdata==0.11.0", "webdataset==1.0.2"),
+    "ray==2.60.0",
+)
 NEEDS = (
     *("array-record", "etils", "zipp", "importlib_resources", "absl-py", "cloudpickle", "lightning-utilities"),
     *("filelock", "fsspec", "requests", "tifffile", "xxhash", "zstd", "brotli", "python-snappy", "orjson", "protobuf"),
     *("boto3", "botocore", "s3transfer", "jmespath", "cramjam", "python-dateutil", "six", "urllib3", "portpicker"),
-    *("catalogue", "idna", "certifi", "charset-normalizer", "psutil", "jaxtyping"),
+    *("catalogue", "idna", "certifi", "charset-normalizer", "psutil", "jaxtyping", "braceexpand"),
+    *("msgpack", "jsonschema", "jsonschema-specifications", "referencing", "rpds-py", "attrs", "pandas", "pytz"),
+    *("tzdata", "click", "packaging", "pyyaml", "typing-extensions"),
 )
 CHUNK_BYTES = 64 * 2**20
 """Size in bytes of the chunks of litdata and the shards of mosaicml-streaming.
@@ -208,6 +213,57 @@ def stateful(workers: int, run: int = 1) -> Way:
     return read
 
 
+def webdataset(workers: int, run: int = 1) -> Way:
+    """Return a variant of WebDataset, whose archives have CHUNK_BYTES and a member of raw tokens for each item.
+
+    The archives are shuffled, and then items within a buffer of 1000, as its documentation advises.
+    """
+
+    def read(folder: Path, length: int, batch: int) -> Batches:
+        import webdataset as wds
+
+        out = folder.parent / f"webdataset-{run}"
+        if not out.exists():
+            out.mkdir()
+            with wds.ShardWriter(f"{out}/%06d.tar", maxsize=CHUNK_BYTES, maxcount=10**9, verbose=0) as writer:
+                for index, row in enumerate(Rows(folder, length, run)):
+                    writer.write({"__key__": f"{index:09}", "bin": row.tobytes()})
+        files = sorted(map(str, out.glob("*.tar")))
+        decode = lambda sample: np.frombuffer(sample["bin"], "<u2")  # noqa: E731
+        data = wds.WebDataset(files, shardshuffle=len(files), seed=1, empty_check=False).shuffle(1000).map(decode)
+        stacked = data.batched(batch // run, collation_fn=np.stack)
+        return wds.WebLoader(stacked, batch_size=None, num_workers=workers)
+
+    return read
+
+
+def ray_data(run: int = 1) -> Way:
+    """Return a variant of Ray Data, which reads Parquet files and shuffles within a local buffer."""
+
+    def read(folder: Path, length: int, batch: int) -> Batches:
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+        import ray
+
+        out = folder.parent / f"parquet-{run}"
+        if not out.exists():
+            out.mkdir()
+            for index, rows in enumerate(Rows(folder, length, run).files):
+                flat = arrow.array(np.ascontiguousarray(rows).reshape(-1))
+                table = arrow.table({"tokens": arrow.FixedSizeListArray.from_arrays(flat, run * (length + 1))})
+                parquet.write_table(table, out / f"{index:06}.parquet", row_group_size=1024, compression="none")
+        ray.init(logging_level="error", log_to_driver=False, include_dashboard=False)
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        data = ray.data.read_parquet(str(out), shuffle="files")
+        tables = data.iter_batches(
+            batch_size=batch // run, batch_format="pyarrow", local_shuffle_buffer_size=1000, prefetch_batches=4
+        )
+        for table in tables:
+            yield table["tokens"].combine_chunks().flatten().to_numpy()
+
+    return read
+
+
 def _without_torchvision() -> None:
     """Replace torchvision by an empty module. mosaicml-streaming imports it, but needs it only for images."""
     import transformers  # noqa: F401 - before it can see that torchvision is none
@@ -239,6 +295,8 @@ WAYS: dict[str, dict[str, Way]] = {
     },
     "litdata": {**{f"{count} workers": litdata(count) for count in (0, 1, 2)}, IN_RUNS: litdata(0, run=8)},
     "mosaicml-streaming": {**{f"{count} workers": mosaic(count) for count in (0, 1, 2)}, IN_RUNS: mosaic(0, run=8)},
+    "WebDataset": {**{f"{count} workers": webdataset(count) for count in (0, 1, 2)}, IN_RUNS: webdataset(0, run=8)},
+    "Ray Data": {"Parquet": ray_data(), IN_RUNS: ray_data(run=8)},
     "StatefulDataLoader": {**{f"{count} workers": stateful(count) for count in (0, 1, 2)}, IN_RUNS: stateful(0, run=8)},
 }
 

@@ -33,6 +33,7 @@ WITHOUT_CLUSTER = {
     "typed-data.md": (
         "concertina data build --out s3://bucket/clicks",
         "python examples/clicks/make_clicks.py",
+        "python examples/embeddings/make_embeddings.py",
         "python examples/audio/make_features.py",
     ),
 }

@@ -12,6 +12,7 @@ FAULTS, STAND_IN = PROGRAMS / "faults", PROGRAMS / "stand_in"
 AUDIO = Path(__file__).resolve().parents[2] / "examples" / "audio"
 """Folder of a user's own model, as in the user's image."""
 CLICKS = Path(__file__).resolve().parents[2] / "examples" / "clicks"
+EMBEDDINGS = Path(__file__).resolve().parents[2] / "examples" / "embeddings"
 PREPARE = Path(__file__).resolve().parents[2] / "examples" / "prepare"
 AUDIO_FIELDS = ("--field", "features=float16x20", "--tokens", "targets", "--vocab-size", "8")
 """Options of `concertina data build` for the recordings of AUDIO."""

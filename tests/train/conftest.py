@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from builders.programs import AUDIO, CLICKS, SEARCH_PATH
+from builders.programs import AUDIO, CLICKS, EMBEDDINGS, SEARCH_PATH
 from builders.stores import azurite, gcs_testbench
 from builders.train import node
 from builders.until import until
@@ -31,7 +31,7 @@ def parent():
     """In an image, and with the job, of a model of a user's own."""
     parent = node.Parent(
         CONCERTINA_TRAINER='{"model": {"entrypoint": "audio_model:spec"}}',
-        PYTHONPATH=os.pathsep.join([SEARCH_PATH, str(AUDIO), str(CLICKS)]),
+        PYTHONPATH=os.pathsep.join([SEARCH_PATH, str(AUDIO), str(CLICKS), str(EMBEDDINGS)]),
     )
     yield parent
     parent.close()

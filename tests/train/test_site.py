@@ -62,12 +62,13 @@ def test_data_that_are_not_text_are_built_as_their_page_says(tmp_path: Path) -> 
     [lines] = [block.text for block in pages.blocks(pages.DOCS / name) if block.language == "json"]
     (tmp_path / "clicks.jsonl").write_text(lines)
     (tmp_path / "examples").symlink_to(pages.ROOT / "examples")
-    clicks, sessions, audio = (
+    clicks, sessions, tracks, audio = (
         run(block.text.replace("s3://bucket", str(tmp_path)), tmp_path)
         for block in pages.beginning_with(name, pages.WITHOUT_CLUSTER[name])
     )
     assert "elements of token uint16 below 1000, time int64 in 1 documents" in clicks
     assert "elements of token uint8 below 200, time int64 in " in sessions
+    assert "elements of embedding float32x16 in " in tracks
     assert "elements of token uint8 below 8, features float16x20" in audio
 
 

@@ -312,7 +312,7 @@ class Stored:
 
 def _is_left(draft: Path) -> bool:
     """Return whether a killed process left the draft. A process that writes a draft has locked it."""
-    with contextlib.suppress(OSError), draft.open("rb") as file:
+    with contextlib.suppress(OSError), draft.open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False

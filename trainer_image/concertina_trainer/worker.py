@@ -54,7 +54,7 @@ from concertina_trainer.config.data_config import Balancing
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import Compile, TrainerConfig, compile_obstacle
 from concertina_trainer.data.read.batch import batch_plan
-from concertina_trainer.data.read.batches import Batches
+from concertina_trainer.data.read.batches import AHEAD, AHEAD_OF_SHARES, Batches
 from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.errors import RollBack
 from concertina_trainer.fitting import fitted
@@ -356,7 +356,8 @@ def assemble(
     sums = summing.sums(config, built.model, plan, world)
     engine = engine_of(built.model, built.optimizer, sums, config, plan, world)
     saving = begin_saving(built, start, restored, channel)
-    batches = Batches(built.reader, plan, world.data_rank, restored.position, world.device)
+    ahead = AHEAD_OF_SHARES if config.data.balance is Balancing.speed else AHEAD
+    batches = Batches(built.reader, plan, world.data_rank, restored.position, world.device, ahead)
     balance = Balance(
         config.data.balance is Balancing.speed, batches, config.resolved_micro_batch_size, world.data_rank
     )

@@ -14,10 +14,11 @@ from concertina_trainer import cli
 from concertina_trainer.config.data_config import DataConfig
 from concertina_trainer.data.build.build import build
 from concertina_trainer.data.read.batch import plan_batch
-from concertina_trainer.data.read.batches import AHEAD, Batches, microbatches
+from concertina_trainer.data.read.batches import AHEAD, AHEAD_OF_SHARES, Batches, microbatches
 from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.model import attention
 from concertina_trainer.model.attention import _blocks, _pairs
+from concertina_trainer.training.balance import WINDOW
 
 LENGTH = 24
 BLOCK_TENSORS = [f"{full}{name}" for full in ("", "full_") for name in
@@ -162,21 +163,25 @@ def test_grains_elastic_iterator_gives_every_step_the_same_sequences(uris):
 
 
 def test_shares_move_the_edges_between_ranks_and_nothing_else(reader):
-    """Ten batches, other shares from the third one on that is taken: as each rank was ahead by now, or was not."""
+    """Shares change from the fourth batch on that is taken: as each rank was ahead by now, or was not."""
     if reader.mode == "Bucketed":
         pytest.skip("it counts no sequences")
-    plan, found = plan_batch(7, 2, 2), []
+    plan, found, count = plan_batch(7, 2, 2), [], AHEAD + 7
     for rank in range(2):
         batches = Batches(reader, plan, rank, 21, torch.device("cpu"))
-        for index in range(10):
+        for index in range(count):
             while rank and batches._ready.qsize() < AHEAD:
                 time.sleep(0.001)
             if index == 3:
                 batches.change(plan.shared_out((5, 2), 2))
             found.append([row for row, _ in consumed(batches.next(lambda *_: None))])
-    each = [found[index] + found[10 + index] for index in range(10)]
-    assert each == [reference(reader, at, at + 7) for at in range(21, 91, 7)]
-    assert [len(found[index]) for index in range(10)] == [3] * (3 + AHEAD + 1) + [5] * (6 - AHEAD)
+    each = [found[index] + found[count + index] for index in range(count)]
+    assert each == [reference(reader, at, at + 7) for at in range(21, 21 + 7 * count, 7)]
+    assert [len(found[index]) for index in range(count)] == [3] * (3 + AHEAD + 1) + [5] * 3
+
+
+def test_a_change_of_shares_is_in_effect_before_the_next_one():
+    assert AHEAD_OF_SHARES + 1 < WINDOW
 
 
 def test_buckets_waste_less(uris):

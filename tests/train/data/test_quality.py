@@ -49,6 +49,15 @@ def test_the_first_of_equal_documents_is_kept_for_any_processes_and_shares(tmp_p
     assert {name for name in one if name.startswith("shard-")} == named, "no replaced shard is left"
 
 
+def test_records_that_a_power_failure_cut_off_are_refused(tmp_path, sources, capsys):
+    options = ("--duplicates", "remove", "--processes", "1")
+    assert command(tmp_path / "out", *options, "--share", "0/2", sources) == 0
+    record = next((tmp_path / "out" / "building").glob("*-digests/part-*"))
+    record.write_bytes(record.read_bytes()[:-22])
+    assert command(tmp_path / "out", *options, "--share", "1/2", sources) == 78
+    assert "building can't be read (a power failure may have cut them off)" in capsys.readouterr().err
+
+
 def test_validation_documents_are_unique_too(tmp_path, sources):
     options = ["--duplicates", "remove", "--validation", "0.3", "--processes", "1"]
     assert command(tmp_path / "out", *options, sources) == 0

@@ -547,14 +547,13 @@ def test_waiting_for_a_store_is_told_as_a_stall(stored, expected, between):
 
 
 @pytest.mark.parametrize(("ahead", "threads"), [(1, 1), (1, 7), (6, 1), (6, 7)])
-def test_prefetching_and_threads_never_change_the_order(stored, expected, between, monkeypatch, ahead, threads):
+def test_prefetching_and_threads_never_change_the_order(stored, expected, between, ahead, threads):
     """Shards come in another order than they were asked for, each rank is as far ahead as it may be."""
-    monkeypatch.setattr(batches, "AHEAD", ahead)
     between.spoil = lambda name, nth: time.sleep(0.02 * (zlib.crc32(name.encode()) % 4))
     plan, ranks = plan_batch(20, 4, 2), []
     for rank in range(2):
         reader = Reader(DataConfig(uri=stored), LENGTH, seed=1, threads=threads)
-        ranks.append(Batches(reader, plan, rank, 0, torch.device("cpu")))
+        ranks.append(Batches(reader, plan, rank, 0, torch.device("cpu"), ahead))
     for at in range(0, 600, 20):
         parts = [part for rank in ranks for part in rank.next(lambda *_: None)]
         rows = torch.cat([part.tokens[part.weights.sum(1) > 0] for part in parts])

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from builders.programs import AUDIO, AUDIO_FIELDS, CLICKS, PROGRAMS
+from builders.programs import AUDIO, AUDIO_FIELDS, CLICKS, EMBEDDINGS, PROGRAMS
 from builders.train import node, states
 from builders.train.gradients import whole_gradient
 from concertina_state.format.read_plan import Box
@@ -147,6 +147,25 @@ def test_the_next_event_is_learnt_from_ids_and_times(folder, parent, trainer, tm
     uncertain = -0.75 * np.log(0.75) - 0.25 * np.log(0.25)
     print(f"loss {outcome.losses[80]:.3f}, and {uncertain:.3f} without times")
     assert outcome.losses[80] < 0.7 * uncertain
+
+
+LEARNT = "tests/train/trainer/test_own_model.py::test_the_next_event_is_learnt_from_ids_and_times"
+
+
+@pytest.mark.long(law=LEARNT)
+def test_the_next_embedding_is_learnt_from_vectors_alone(folder, parent, trainer, tmp_path, monkeypatch):
+    """Two embeddings before the next one give its place on the circle; the mean alone gives an error of about 0.5."""
+    monkeypatch.syspath_prepend(str(EMBEDDINGS))
+    runpy.run_path(str(EMBEDDINGS / "make_embeddings.py"))["main"](tmp_path / "tracks.parquet", 300)
+    options, data = ["--field", "embedding=float32x16", "--processes", "1"], tmp_path / "data"
+    assert cli.main(["data", "build", "--out", str(data), *options, str(tmp_path / "tracks.parquet")]) == 0
+    assert cli.main(["data", "pack", str(data), "--length", "32"]) == 0
+    model = {"entrypoint": "embeddings_model:spec", "options": {"dim": 32}, "sequenceLength": 32}
+    faster = {"steps": 60, "globalBatchSize": 32, "optimizer": {"learningRate": 0.02, "warmupSteps": 4}}
+    job = {**trainer, **faster, "data": {"uri": str(data), "documents": "Bucketed"}, "model": model}
+    outcome = node.Job(folder, parent, job).run(2)
+    assert set(outcome.codes.values()) == {0}, outcome.output
+    assert outcome.losses[60] < 0.2 * outcome.losses[1]
 
 
 @pytest.mark.long(law="tests/train/trainer/test_in_process.py::test_survivors_keep_their_process")

@@ -34,7 +34,7 @@ from concertina_protocol.codec.typed_json import from_json
 from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.data.build.chat_counts import NO_CHATS, ChatCounts
-from concertina_trainer.data.build.duplicates import chats_of, first_occurrences, removed, rows_of
+from concertina_trainer.data.build.duplicates import ROW, chats_of, first_occurrences, removed, rows_of
 from concertina_trainer.data.build.find import find_evaluation
 from concertina_trainer.data.build.recipe import Duplicates, Recipe
 from concertina_trainer.data.build.sources import DataSource, Piece, check, cut
@@ -348,6 +348,9 @@ def _without_duplicates(
     equal texts are either all training data or all validation data. Lines of JSON that differ can become equal chats.
 
     Return None if another process has just finished the build.
+
+    Raises:
+        InvalidInput: When the records of documents are damaged.
     """
     shards = [shard for part in written for shard in part.training]
     shards_aside = [shard for part in written for shard in part.validation]
@@ -360,8 +363,14 @@ def _without_duplicates(
     recorded = [folder.get(name) for kind in range(2) for name in (pair[kind] for pair in names)]
     if None in recorded:
         return None  # another process has finished the build, and deletes the rows
-    rows = rows_of(b"".join(part for part in recorded if part is not None))
+    whole_rows = b"".join(part for part in recorded if part is not None)
     count = sum(shard.documents for shard in shards)
+    if len(whole_rows) != ROW.itemsize * (count + sum(shard.documents for shard in shards_aside)):
+        raise InvalidInput(
+            f"the rows of documents in {folder.uri}/building can't be read (a power failure may have cut them off): "
+            "delete this folder, and run the same command again."
+        )
+    rows = rows_of(whole_rows)
     first = first_occurrences(rows)
     whole = dataclasses.replace(whole, duplicates=int((~first).sum()))
     if recipe.duplicates is Duplicates.counted:
