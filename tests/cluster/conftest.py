@@ -42,7 +42,7 @@ def namespace(cluster: LocalCluster) -> Iterator[str]:
     name = f"t-{uuid.uuid4().hex[:8]}"
     cluster.create_namespace(name)
     yield name
-    cluster.api.call("DELETE", f"/api/v1/namespaces/{name}")
+    cluster.api.call("DELETE", f"/api/v1/namespaces/{name}", timeout=60.0)
 
 
 @pytest.fixture

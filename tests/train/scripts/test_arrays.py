@@ -153,7 +153,7 @@ def safe_at(step: int):
     return lambda report: report.progress is not None and (report.progress.snapshot_step or 0) >= step
 
 
-@pytest.mark.long(law="tests/train/scripts/test_state.py::test_a_script_goes_on_from_memory_in_any_world[fsdp2]")
+@pytest.mark.long(law="tests/train/scripts/test_run.py::test_a_script_keeps_its_process")
 def test_it_goes_on_from_memory_under_agents(folder, without_torch, undisturbed):
     """Three; one of them is killed, two go on; three end it, and the last state is a checkpoint that can be read."""
     uri = f"file://{folder}/checkpoints"

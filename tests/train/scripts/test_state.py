@@ -40,18 +40,9 @@ def safe_at(step: int):
     return lambda report: report.progress is not None and (report.progress.snapshot_step or 0) >= step
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "fsdp2",
-        pytest.param(
-            "ddp",
-            marks=pytest.mark.long(
-                law="tests/train/scripts/test_state.py::test_a_script_goes_on_from_memory_in_any_world[fsdp2]"
-            ),
-        ),
-    ],
-)
+# In the gate, test_run.py restores from memory, and the next test restores in another world.
+@pytest.mark.long(law="tests/train/scripts/test_run.py::test_a_script_keeps_its_process")
+@pytest.mark.parametrize("kind", ["fsdp2", "ddp"])
 def test_a_script_goes_on_from_memory_in_any_world(folder, kind, undisturbed):
     async def body() -> None:
         async with running(folder, 3, command(kind), **IMPORTED) as job:

@@ -36,7 +36,7 @@ def trained(folder: Path, world: int, kind: str, steps: int) -> tuple[set[int], 
     return begun, {int(step): float(loss) for step, loss in re.findall(r"step (\d+) loss (\S+)", done.stdout)}
 
 
-LAW = "tests/train/scripts/test_state.py::test_a_script_goes_on_from_memory_in_any_world[fsdp2]"
+LAW = "tests/train/scripts/test_run.py::test_a_script_keeps_its_process"
 
 
 @pytest.mark.long(law=LAW)

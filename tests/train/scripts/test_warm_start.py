@@ -153,7 +153,10 @@ def place(tmp_path: Path) -> Path:
     return prepare(tmp_path)
 
 
-MORE = ("threads of torch", "threads of torch, as it says before", "what a package has seeded stays seeded")
+MORE = (
+    "threads of torch", "threads of torch, as it says before", "what a package has seeded stays seeded",
+    "torch's random numbers are not those of others",
+)  # fmt: skip
 """Each starts three processes that import torch, beside those of others that do."""
 LAW = "tests/train/scripts/test_warm_start.py::test_a_script_is_run_as_if_started_plainly"
 OTHER_PYTHON = "tests/train/scripts/test_warm_start.py::test_the_users_python_may_be_another_than_the_agents"
