@@ -40,7 +40,7 @@ def safe_at(step: int):
     return lambda report: report.progress is not None and (report.progress.snapshot_step or 0) >= step
 
 
-# From memory: test_run.py. In another world, with other ranks: from storage, below.
+# In the gate, test_run.py restores from memory, and the next test restores in another world.
 @pytest.mark.long(law="tests/train/scripts/test_run.py::test_a_script_keeps_its_process")
 @pytest.mark.parametrize("kind", ["fsdp2", "ddp"])
 def test_a_script_goes_on_from_memory_in_any_world(folder, kind, undisturbed):
