@@ -651,16 +651,17 @@ def test_an_operator_runs_with_all_that_teams_ask_for_and_an_uninstall_leaves_wh
     until(lambda: cluster.kubectl(*lease) == pod["metadata"]["name"], "an operator that holds the lease")
 
     commands = [line.split("#")[0].split() for line in notes.splitlines() if line.startswith("  ")]
-    (uninstall,) = (command[1:] for command in commands if command[0] == "helm")
-    assert release.run(*uninstall).returncode == 0
-    until(lambda: not names_of(cluster, "pods", own), "the end of the operator's pod")
-    named = {(command[2], command[3]) for command in commands if command[0] == "kubectl"}
+    (uninstall,) = (number for number, command in enumerate(commands) if command[0] == "helm")
+    cluster.kubectl(*commands[0][1:])
+    assert release.run(*commands[uninstall][1:]).returncode == 0
+    assert not names_of(cluster, "pods", own), "the command returns after the end of the operator's pod"
+    named = {(command[2], command[3]) for command in commands[uninstall + 1 :]}
     left = {(kind, name) for kind in ("lease", "secret") for name in names_of(cluster, kind, own)}
     crd = ("crd", "trainingjobs.concertina.dev")
     assert left | {crd} == named, "what is left is what the notes name"
     assert names_of(cluster, "trainingjobs", release.jobs) is not None, "the CRD is there, and jobs with it"
-    for command in commands:
-        if command[0] == "kubectl" and command[2:4] != list(crd):
+    for command in commands[uninstall + 1 :]:
+        if command[2:4] != list(crd):
             cluster.kubectl(*command[1:])
     namespaced = cluster.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
     by_kubernetes = {("serviceaccounts", "default"), ("configmaps", "kube-root-ca.crt")}
