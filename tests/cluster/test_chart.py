@@ -20,7 +20,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from builders import pages
+from builders import chart_values, pages
 from builders.manifests import job as manifest
 from builders.manifests import made
 from builders.until import until
@@ -597,6 +597,27 @@ def test_a_key_of_ones_own(release: Release) -> None:
         "resourceNames": ["mine"],
         "verbs": ["get"],
     }
+
+
+UNKNOWN_GROUPS = ("monitoring.coreos.com/", "run.ai/")
+"""API groups whose CRDs this cluster lacks."""
+
+
+@pytest.mark.parametrize("installation", chart_values.Installation, ids=lambda installation: installation.name.lower())
+def test_the_api_server_takes_the_manifests_of_all_values(
+    release: Release, installation: chart_values.Installation
+) -> None:
+    settings = [f"--set-json={each.replace(':=', '=', 1)}" for each in chart_values.settings(installation)]
+    done = release.run("template", "x", str(CHART), "--no-hooks", "--namespace", release.name, *settings, WITHOUT_CRD)
+    assert done.returncode == 0, done.stderr
+    objects = [each for each in yaml.safe_load_all(done.stdout) if each]
+    known = [each for each in objects if not each["apiVersion"].startswith(UNKNOWN_GROUPS)]
+    listed = {"apiVersion": "v1", "kind": "List", "items": known}
+    said = release.cluster.kubectl(
+        "create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=json.dumps(listed)
+    )
+    assert said.count(" created (server dry run)") == len(known)
+    assert "Deployment" in {each["kind"] for each in known}
 
 
 def test_two_renders_are_the_same_bytes_and_hold_no_secret(release: Release) -> None:
