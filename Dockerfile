@@ -1,5 +1,6 @@
 # The operator and the agent: docker build --target operator -t concertina/operator:0.1.0 .
 #                            docker build --target agent -t concertina/agent:0.1.0 .
+# The labels source, version and revision are empty without --build-arg SOURCE, VERSION and COMMIT.
 ARG PYTHON=3.13-slim-trixie
 
 FROM python:${PYTHON} AS source
@@ -26,10 +27,28 @@ FROM compiled AS agent
 COPY --from=agent-environment /opt/concertina /opt/concertina
 ENV PATH=/opt/concertina/bin:$PATH PYTHONDONTWRITEBYTECODE=1
 USER 65532:65532
+ARG COMMIT=""
+ARG SOURCE=""
+ARG VERSION=""
+LABEL org.opencontainers.image.title="concertina agent" \
+    org.opencontainers.image.description="Agent of a concertina training job, which starts and watches the workers of a replica" \
+    org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.source="$SOURCE" \
+    org.opencontainers.image.version="$VERSION" \
+    org.opencontainers.image.revision="$COMMIT"
 ENTRYPOINT ["concertina-agent"]
 
 FROM compiled AS operator
 COPY --from=operator-environment /opt/concertina /opt/concertina
 ENV PATH=/opt/concertina/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 65532:65532
+ARG COMMIT=""
+ARG SOURCE=""
+ARG VERSION=""
+LABEL org.opencontainers.image.title="concertina operator" \
+    org.opencontainers.image.description="Kubernetes operator for elastic training jobs" \
+    org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.source="$SOURCE" \
+    org.opencontainers.image.version="$VERSION" \
+    org.opencontainers.image.revision="$COMMIT"
 ENTRYPOINT ["concertina-operator"]

@@ -48,5 +48,5 @@ for target in "$@"; do
         trainer) set -- --file "$root/trainer_image/Dockerfile" ;;
         *) set -- --file "$root/Dockerfile" --target "$target" ;;
     esac
-    in_folder build --pull=never --network host --quiet "$@" --tag "localhost/concertina/$target:test" "$root"
+    in_folder build --pull=never --network host --quiet --build-arg VERSION=test "$@" --tag "localhost/concertina/$target:test" "$root"
 done

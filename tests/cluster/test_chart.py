@@ -20,7 +20,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from builders import pages
+from builders import chart_values, pages
 from builders.manifests import job as manifest
 from builders.manifests import made
 from builders.until import until
@@ -600,6 +600,27 @@ def test_a_key_of_ones_own(release: Release) -> None:
     }
 
 
+UNKNOWN_GROUPS = ("monitoring.coreos.com/", "run.ai/")
+"""API groups whose CRDs this cluster lacks."""
+
+
+@pytest.mark.parametrize("installation", chart_values.Installation, ids=lambda installation: installation.name.lower())
+def test_the_api_server_takes_the_manifests_of_all_values(
+    release: Release, installation: chart_values.Installation
+) -> None:
+    settings = [f"--set-json={each.replace(':=', '=', 1)}" for each in chart_values.settings(installation)]
+    done = release.run("template", "x", str(CHART), "--no-hooks", "--namespace", release.name, *settings, WITHOUT_CRD)
+    assert done.returncode == 0, done.stderr
+    objects = [each for each in yaml.safe_load_all(done.stdout) if each]
+    known = [each for each in objects if not each["apiVersion"].startswith(UNKNOWN_GROUPS)]
+    listed = {"apiVersion": "v1", "kind": "List", "items": known}
+    said = release.cluster.kubectl(
+        "create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=json.dumps(listed)
+    )
+    assert said.count(" created (server dry run)") == len(known)
+    assert "Deployment" in {each["kind"] for each in known}
+
+
 def test_two_renders_are_the_same_bytes_and_hold_no_secret(release: Release) -> None:
     """Argo CD renders again and again, without a cluster."""
     first, second = (release.run("template", "x", str(CHART), WITHOUT_CRD).stdout for _ in range(2))
@@ -652,16 +673,17 @@ def test_an_operator_runs_with_all_that_teams_ask_for_and_an_uninstall_leaves_wh
     until(lambda: cluster.kubectl(*lease) == pod["metadata"]["name"], "an operator that holds the lease")
 
     commands = [line.split("#")[0].split() for line in notes.splitlines() if line.startswith("  ")]
-    (uninstall,) = (command[1:] for command in commands if command[0] == "helm")
-    assert release.run(*uninstall).returncode == 0
-    until(lambda: not names_of(cluster, "pods", own), "the end of the operator's pod")
-    named = {(command[2], command[3]) for command in commands if command[0] == "kubectl"}
+    (uninstall,) = (number for number, command in enumerate(commands) if command[0] == "helm")
+    cluster.kubectl(*commands[0][1:])
+    assert release.run(*commands[uninstall][1:]).returncode == 0
+    assert not names_of(cluster, "pods", own), "the command returns after the end of the operator's pod"
+    named = {(command[2], command[3]) for command in commands[uninstall + 1 :]}
     left = {(kind, name) for kind in ("lease", "secret") for name in names_of(cluster, kind, own)}
     crd = ("crd", "trainingjobs.concertina.dev")
     assert left | {crd} == named, "what is left is what the notes name"
     assert names_of(cluster, "trainingjobs", release.jobs) is not None, "the CRD is there, and jobs with it"
-    for command in commands:
-        if command[0] == "kubectl" and command[2:4] != list(crd):
+    for command in commands[uninstall + 1 :]:
+        if command[2:4] != list(crd):
             cluster.kubectl(*command[1:])
     namespaced = cluster.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
     by_kubernetes = {("serviceaccounts", "default"), ("configmaps", "kube-root-ca.crt")}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = os.environ.get("STORAGE_DRIVER", "overlay")
 IMAGES = os.environ.get("CONCERTINA_IMAGES", "operator agent").split()
+TRAINER_BYTES = 31 * 10**9
+"""Disk that buildah uses at its peak for the trainer's image (notebook/packages.md)."""
 OWN = {
     "operator": {"concertina-config", "concertina-core", "concertina-operator", "concertina-sdk"},
     "agent": {"concertina-agent", "concertina-sdk"},
@@ -37,10 +40,22 @@ pytestmark = [
 ]
 
 
+def needs_free_disk(folder: Path) -> None:
+    """Fail at once instead of after minutes, when the disk is full."""
+    free = shutil.disk_usage(folder).free
+    if free < TRAINER_BYTES:
+        pytest.fail(
+            f"the trainer's image needs {TRAINER_BYTES / 1e9:.0f} GB of disk while it is built, and {folder} has "
+            f"{free / 1e9:.0f} GB: set CONCERTINA_IMAGES_FOLDER to a folder on a larger disk"
+        )
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the images. CONCERTINA_IMAGES_FOLDER names a folder that is kept, with the base in it."""
     folder = Path(os.environ.get("CONCERTINA_IMAGES_FOLDER") or tmp_path_factory.mktemp("images"))
+    if "trainer" in IMAGES and not (folder / "storage").exists():  # a kept folder may have the layers already
+        needs_free_disk(folder)
     prefix = os.environ["CONCERTINA_IMAGES_PYTHON"]
     subprocess.run([ROOT / "tools/build-images.sh", folder, prefix, *IMAGES], check=True)
     return folder
@@ -54,6 +69,7 @@ class Container:
         self._command = ["buildah", "--root", folder / "storage", "--runroot", folder / "run"]
         tag = f"localhost/concertina/{image}:test"
         config: dict[str, Any] = json.loads(self._buildah("inspect", "--type", "image", tag))["OCIv1"]["config"]
+        self.labels: dict[str, str] = config["Labels"]
         self._container = self._buildah("from", "--pull=never", tag)
         root = self._buildah("mount", self._container)
         Path(root, "concertina").mkdir()
@@ -114,6 +130,14 @@ def test_an_image_holds_its_own_distributions_and_no_installer(containers: dict[
     assert container.ran("python3", "-c", find) == str(required)
     for program in ("pip", "pip3", "uv"):
         assert container.run("sh", "-c", f"command -v {program}").stdout == ""
+
+
+@pytest.mark.parametrize("image", OWN)
+def test_an_image_says_what_it_is(containers: dict[str, Container], image: str) -> None:
+    labels = container_of(containers, image).labels
+    prefix = "org.opencontainers.image"
+    assert labels[f"{prefix}.title"] == f"concertina {image}"
+    assert (labels[f"{prefix}.licenses"], labels[f"{prefix}.version"]) == ("Apache-2.0", "test")
 
 
 @pytest.mark.parametrize("image", OWN)

@@ -74,6 +74,29 @@ def as_text(folder):
         (folder / f"{i:03}.txt").write_text(text)
 
 
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from concertina.cli.main import app
+app(sys.argv[1:])
+"""
+
+
+def test_the_command_needs_no_torch(tmp_path):
+    """`concertina-cli[data]` installs none."""
+    as_parquet(tmp_path)
+    list(build(find([str(tmp_path)]), str(tmp_path / "with")))
+    for arguments in (
+        ("build", tmp_path / "a.parquet", "--out", tmp_path / "without"),
+        ("verify", tmp_path / "without"),
+    ):
+        command = [sys.executable, "-c", WITHOUT_TORCH, "data", *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert documents(tmp_path / "without") == TEXTS
+    assert contents(tmp_path / "without") == contents(tmp_path / "with")
+
+
 @pytest.mark.parametrize("form", [as_json_lines, as_json, as_zipped_lines, as_parquet, as_dataset, as_text])
 @pytest.mark.parametrize("shard_bytes", [1_000, 10**9])
 def test_every_document_of_every_format_is_there_once_and_in_order(tmp_path, form, shard_bytes):

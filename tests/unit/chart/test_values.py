@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from builders.chart import CHART, WITH_CRD, everything, helm, rendered
+from builders.chart_values import TABLE, Row, settings
 from concertina.api import GROUP, PLURAL
 from concertina.controller.settings import from_environment
 from concertina.kube.manifests.agent_container import PullPolicy
@@ -211,6 +213,26 @@ def test_values_and_schema_name_the_same() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     named = {re.sub(r"^resources\..*", "resources", name) for name in properties(schema, schema)} - {"global"}
     assert named == {value.name for value in chart_readme.values((CHART / "values.yaml").read_text())}
+
+
+@functools.cache
+def text(*settings: str) -> str:
+    done = helm(*settings)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_table_has_every_value_and_no_default() -> None:
+    defaults = {value.name: value.default for value in chart_readme.values((CHART / "values.yaml").read_text())}
+    assert TABLE.keys() == defaults.keys()
+    assert not [name for name, row in TABLE.items() if row.value == defaults[name]]
+
+
+@pytest.mark.parametrize(("name", "row"), TABLE.items(), ids=TABLE)
+def test_each_value_is_seen_in_the_manifests(name: str, row: Row) -> None:
+    changed, default = text(*settings(row.installation)), text(WITH_CRD)
+    assert bool(re.search(row.shown, changed, re.MULTILINE)) is not row.removes
+    assert bool(re.search(row.shown, default, re.MULTILINE)) is row.removes
 
 
 def test_the_readme_is_that_of_the_values() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+import trainingjob
 from builders import pythons
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -308,13 +309,49 @@ def test_a_script_needs_the_standard_library_alone(oldest: bool, wheels: dict[st
         assert "pip install 'concertina-sdk[storage]'" in done.stdout
 
 
+PUBLIC = {
+    "trainingjob/__init__.py": ("checkpoint_dir", "data", "report", "run", "should_checkpoint"),
+    "trainingjob/_state.py": ("State",),
+    "trainingjob/_data.py": ("Data",),
+    "trainingjob/_world.py": ("World", "world"),
+    "concertina_state/holdings.py": ("ArrayShard",),
+}
+"""What scripts call, by the file that defines it: the names of `trainingjob.__all__`, and what `data` returns."""
+
+
+def functions_of(definition: ast.stmt) -> list[ast.FunctionDef]:
+    """Return a function, or the public methods of a class, with `__init__` and `__next__` if the class has them."""
+    found = definition.body if isinstance(definition, ast.ClassDef) else [definition]
+    functions = [each for each in found if isinstance(each, ast.FunctionDef)]
+    return [each for each in functions if each.name in ("__init__", "__next__") or not each.name.startswith("_")]
+
+
+def undescribed(definition: ast.ClassDef | ast.FunctionDef) -> list[str]:
+    """Return what lacks a docstring, or the type of an argument or result."""
+    functions = functions_of(definition)
+    own_words = [definition, *(each for each in functions if each.name != "__init__")]
+    lacking = [f"{each.name} has no docstring" for each in own_words if not ast.get_docstring(each)]
+    for function in functions:
+        named = function.args
+        arguments = [*named.posonlyargs, *named.args, *named.kwonlyargs, *filter(None, (named.vararg, named.kwarg))]
+        untyped = [each.arg for each in arguments if each.annotation is None and each.arg != "self"]
+        lacking += [f"{definition.name}.{function.name}: {name} has no type" for name in untyped]
+        if function.returns is None:
+            lacking.append(f"{definition.name}.{function.name} has no type of its result")
+    return lacking
+
+
 def test_an_editor_finds_types_and_words(wheels: dict[str, Path]) -> None:
     with zipfile.ZipFile(wheels["concertina-sdk"]) as wheel:
         assert {"trainingjob/py.typed", "concertina_state/py.typed"} <= set(wheel.namelist())
-        tree = ast.parse(wheel.read("trainingjob/__init__.py"))
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
-    assert functions
-    assert all(ast.get_docstring(function) and function.returns for function in functions)
+        trees = {file: ast.parse(wheel.read(file)) for file in PUBLIC}
+    assert {name for names in PUBLIC.values() for name in names} == {*trainingjob.__all__, "Data"}
+    lacking: list[str] = []
+    for file, names in PUBLIC.items():
+        defined = {each.name: each for each in trees[file].body if isinstance(each, (ast.ClassDef, ast.FunctionDef))}
+        for name in names:
+            lacking += undescribed(defined[name])
+    assert not lacking
 
 
 def test_wheels_name_their_licence_and_no_other_project(wheels: dict[str, Path]) -> None:

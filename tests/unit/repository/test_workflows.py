@@ -106,6 +106,35 @@ def test_images_are_built_from_a_base_that_the_workflow_resolves() -> None:
         assert not row["target"] or re.search(rf" AS {row['target']}$", text, re.MULTILINE)
 
 
+LABELS = {
+    "title": "concertina {image}",
+    "description": None,
+    "licenses": "Apache-2.0",
+    "source": "$SOURCE",
+    "version": "$VERSION",
+    "revision": "$COMMIT",
+}
+"""Labels of each image. The description differs."""
+
+
+def test_images_have_labels_that_a_release_fills() -> None:
+    job = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]["image"]
+    (build,) = (step["with"] for step in job["steps"] if step.get("id") == "build")
+    given = {line.partition("=")[0] for line in build["build-args"].splitlines()}
+    for row in job["strategy"]["matrix"]["include"]:
+        text = (ROOT / row["file"]).read_text().replace("\\\n", "")
+        parts = re.split(r"^FROM \S+(?: AS (\S+))?\n", text, flags=re.MULTILINE)
+        own = dict(zip(parts[1::2], parts[2::2], strict=True))[row["target"] or None]
+        found = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', own))
+        description = found.pop("description")
+        assert description
+        wanted = {name: value.format(image=row["image"]) for name, value in LABELS.items() if value}
+        assert found == wanted
+        variables = {value[1:] for value in found.values() if value.startswith("$")}
+        assert variables <= set(re.findall(r"^ARG (\w+)=", own, re.MULTILINE)) & given
+        assert not [name for name in LABELS if f"image.{name}=" in build["labels"]], "a label has one source"
+
+
 @pytest.mark.skipif(
     set(workflow_lint.LINTERS) - workflow_lint.linters().keys() != set(),
     reason="there are no linters of workflows here: `make workflow-linters` provides them, once",
