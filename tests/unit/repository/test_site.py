@@ -6,6 +6,7 @@ import ast
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -16,11 +17,13 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from builders import pages
+from builders.cluster import queues
 from concertina.cli.local import app as local_app
 from concertina.cli.main import app
+from concertina.kube.manifests import names as object_names
 
 ROOT = pages.ROOT
-MARKED = {"kind": 5, "cloud": 4, "images": 1}
+MARKED = {"kind": 5, "cloud": 6, "images": 1}
 """Number of blocks of commands that no test runs, because they need what no test has."""
 NOT_RUN = 10
 """Number of blocks of commands on all other pages that no test runs yet. Lower it when the number falls."""
@@ -71,6 +74,41 @@ def test_the_page_of_the_python_api_has_every_public_name() -> None:
         whole |= set() if members else {target}
     assert len({module for module, _ in public}) == len(modules), "each public module has __all__"
     assert not [each for each in sorted(public) if each[1] not in shown and each[0] not in whole]
+
+
+def test_queues_of_the_page_have_the_form_of_those_that_kueue_admits() -> None:
+    """The API server of the other tests has no CRDs of Kueue; builders.cluster.queues is tested with Kueue itself."""
+    shown = {each["kind"]: each for each in _manifests("queues.md") if each.get("apiVersion") == queues.API_VERSION}
+    flavor, queue, local = shown["ResourceFlavor"], shown["ClusterQueue"], shown["LocalQueue"]
+    name = flavor["metadata"]["name"]
+    assert flavor.keys() < queues.resource_flavor(name).keys()
+    assert local == queues.local_queue("team-a", "team-a", queue["metadata"]["name"])
+    group = queue["spec"]["resourceGroups"][0]
+    assert [flavor["name"] for flavor in group["flavors"]] == [name]
+    assert [resource["name"] for resource in group["flavors"][0]["resources"]] == group["coveredResources"]
+    assert _keys(queue) <= _keys(queues.cluster_queue("q", "f", 1))
+
+
+def test_the_network_policy_names_the_labels_and_ports_of_the_pods() -> None:
+    policy = next(each["spec"] for each in _manifests("pods.md") if each.get("kind") == "NetworkPolicy")
+    operator, pods, prometheus = policy["ingress"]
+    selector = {"matchLabels": object_names.MANAGED_BY}
+    assert policy["podSelector"] == pods["from"][0]["podSelector"] == selector
+    ports = [rule["ports"][0]["port"] for rule in (operator, prometheus)]
+    assert ports == [object_names.PORT_NAME, object_names.METRICS_PORT_NAME]
+    label = operator["from"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/name"]
+    assert f"app.kubernetes.io/name: {label}\n" in (ROOT / "charts/concertina/templates/_names.tpl").read_text()
+
+
+def _manifests(name: str) -> list[dict[str, Any]]:
+    return [manifest for block in pages.blocks(pages.DOCS / name) for manifest in block.manifests]
+
+
+def _keys(value: object) -> set[str]:
+    """Return all keys in a manifest."""
+    if isinstance(value, dict):
+        return set(value).union(*map(_keys, value.values()))
+    return set().union(*map(_keys, value)) if isinstance(value, list) else set()
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
