@@ -26,14 +26,17 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("operator", "trainer_image")
 FOREIGN_SCHEMAS = ("template",)
 """CRD fields whose descriptions come from Kubernetes."""
+SCREENS = ("operator/concertina/terminal/show.py", "operator/concertina/terminal/advice.py")
+"""Modules whose strings are lines of the screen, also where they are returned or yielded."""
 MESSAGE_NAMES = frozenset({"advice", "message", "sentence", "stalled_message"})
 """Names of variables, parameters and functions that contain a message of an event or a condition."""
 ERROR_ENDINGS = ("Changed", "Error", "Failed", "Input", "NoAccess", "Unavailable")
 """Endings of the names of exceptions whose messages users read."""
 PLACEHOLDER = "`x`"
 """Text that replaces each interpolated part of a message. Vale does not check code in backticks."""
-NOT_CHECKED_PAGES = ("reference", "decisions")
-"""Folders of docs that are not checked. Generated pages repeat checked texts, and decisions are for contributors."""
+NOT_CHECKED_PAGES = ("reference",)
+"""Folders of docs that are not checked: generated pages repeat checked texts."""
+ROOT_PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
 SHORTEST_TEXT = 3
 """Minimum number of words. Shorter strings are names and fragments."""
 
@@ -78,6 +81,7 @@ class MessageCollector(ast.NodeVisitor):
         self.module = module
         self.texts: list[Text] = []
         self._scopes: list[str] = []
+        self._is_screen = module in SCREENS
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         self._scopes.append(node.name)
@@ -107,8 +111,13 @@ class MessageCollector(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Return(self, node: ast.Return) -> None:
-        if node.value is not None and self._scopes and _holds_message(self._scopes[-1]):
+        if node.value is not None and self._scopes and (self._is_screen or _holds_message(self._scopes[-1])):
             self._add([node.value])
+        self.generic_visit(node)
+
+    def visit_Yield(self, node: ast.Yield) -> None:
+        if self._is_screen and node.value is not None:
+            self._add(node.value.elts if isinstance(node.value, ast.Tuple) else [node.value])
         self.generic_visit(node)
 
     def _add(self, nodes: Iterable[ast.expr]) -> None:
@@ -203,6 +212,7 @@ def check_pages(vale: Path, root: Path, configuration: Path = ROOT / ".vale.ini"
     """
     docs = root / "docs"
     pages = [page for page in sorted(docs.rglob("*.md")) if page.relative_to(docs).parts[0] not in NOT_CHECKED_PAGES]
+    pages += [root / name for name in ROOT_PAGES if (root / name).exists()]
     found = []
     for page, alert in _alerts(vale, pages, configuration):
         if alert["Check"].endswith("SubjectFirst") and alert["Match"][:1].islower():

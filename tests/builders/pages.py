@@ -58,7 +58,20 @@ BLOCK = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 SHELL = ("", "bash", "sh", "console")
-PROGRAMS = ("concertina", "kubectl", "helm", "make", "docker", "python", "pip", "git", "curl", "torchrun")
+PROGRAMS = (
+    "concertina",
+    "kubectl",
+    "helm",
+    "make",
+    "docker",
+    "python",
+    "python3",
+    "pip",
+    "git",
+    "curl",
+    "torchrun",
+    "aws",
+)
 """Programs by whose name a block without a language is recognised as commands."""
 
 
@@ -125,6 +138,7 @@ def _words(line: str) -> list[str]:
         words = shlex.split(line, comments=True)
     except ValueError:  # a quote that a later line closes
         words = line.split()
+    words = words[words[:1] == ["$"] :]
     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
         words = words[1:]
     return words

@@ -22,7 +22,7 @@ from concertina.local.cluster import LocalCluster
 
 BASES = [pages.ROOT / "examples" / name for name in ("minimal.yaml", "own-command.yaml")]
 """Jobs into which a part of a manifest is merged; it must fit into one of them."""
-NOT_SERVED = ("PodMonitor",)
+NOT_SERVED = ("ClusterQueue", "LocalQueue", "PodMonitor", "ResourceFlavor")
 """Kinds of manifests whose CRDs the local cluster lacks."""
 OTHER_FILES = {"integrations"}
 """Fields by which files that are not objects are recognised: Kueue's configuration."""

@@ -34,10 +34,13 @@ def page() -> str:
 
 def _data() -> str:
     """Return the section of `concertina data`, whose parser is argparse's."""
-    commands = _subparsers(_subparsers(trainer_cli.parser("concertina"))["data"])
-    commands["build --cluster"] = data.parser()
-    texts = (_command(f"concertina data {name}", parser) for name, parser in sorted(commands.items()))
+    texts = (_command(f"concertina data {name}", parser) for name, parser in sorted(data_commands().items()))
     return "\n\n".join(["## `concertina data`", *texts])
+
+
+def data_commands() -> dict[str, argparse.ArgumentParser]:
+    """Return the parsers of `concertina data` by the name of the command."""
+    return _subparsers(_subparsers(trainer_cli.parser("concertina"))["data"]) | {"build --cluster": data.parser()}
 
 
 def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

@@ -41,6 +41,14 @@ def test_messages_of_events_and_errors_are_collected() -> None:
     ]
 
 
+def test_lines_of_a_screen_are_collected() -> None:
+    source = 'def rows(job):\n    yield "Next", f"wait for {job} to end"\n    return "nothing has to be done"\n'
+    for module, found in ((prose.SCREENS[0], ["wait for `x` to end", "nothing has to be done"]), ("other.py", [])):
+        collector = MessageCollector(module)
+        collector.visit(ast.parse(source))
+        assert [text.content for text in collector.texts if " " in text.content] == found
+
+
 def test_descriptions_and_rules_of_a_schema_are_collected() -> None:
     schema = {
         "description": "A job.",
@@ -119,8 +127,8 @@ def test_the_style_finds_what_it_forbids_and_nothing_in_plain_english() -> None:
 
 @pytest.mark.skipif(VALE is None, reason="Vale is not here: run `make vale`")
 def test_hand_written_pages_are_checked(tmp_path: Path) -> None:
-    for name in ("page.md", "reference/api.md", "decisions/rounds.md"):
-        path = tmp_path / "docs" / name
+    for name in ("docs/page.md", "docs/reference/api.md", "docs/decisions/rounds.md", "README.md"):
+        path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("# A page\n\nThe operator will start `pods` of a job.\n\nWho waits is asked.\n")
     assert VALE
@@ -128,4 +136,8 @@ def test_hand_written_pages_are_checked(tmp_path: Path) -> None:
     assert {(each.text.name, each.rule) for each in findings} == {
         ("docs/page.md:3", "Concertina.Future"),
         ("docs/page.md:5", "Concertina.SubjectFirst"),
+        ("docs/decisions/rounds.md:3", "Concertina.Future"),
+        ("docs/decisions/rounds.md:5", "Concertina.SubjectFirst"),
+        ("README.md:3", "Concertina.Future"),
+        ("README.md:5", "Concertina.SubjectFirst"),
     }

@@ -6,28 +6,34 @@ import ast
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
 from tools import status_picture
 from tools.reference import __main__ as reference
-from tools.reference import names, reasons
+from tools.reference import cli, names, reasons
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from builders import pages
+from builders.cluster import queues
+from concertina.cli.checkpoint import app as checkpoint_app
 from concertina.cli.local import app as local_app
 from concertina.cli.main import app
+from concertina.kube.manifests import names as object_names
 
 ROOT = pages.ROOT
-MARKED = {"kind": 5, "cloud": 4, "images": 1}
+MARKED = {"kind": 5, "cloud": 7, "images": 1}
 """Number of blocks of commands that no test runs, because they need what no test has."""
-NOT_RUN = 10
+NOT_RUN = 13
 """Number of blocks of commands on all other pages that no test runs yet. Lower it when the number falls."""
+OWN_APPS = {"local": local_app, "checkpoint": checkpoint_app}
+"""Commands that pass their arguments on to an app of their own."""
 INSTALL_WITHOUT_LINK = ("typed-data.md",)
 """Pages that do not yet link to the packages that they install."""
-RUN_BY_OTHERS = ("diagnosis.md",)
-"""Pages whose commands another test runs (builders.cluster.planted)."""
+RUN_BY_OTHERS = ("diagnosis.md", "concertina diagnose JOB  ")
+"""Page and beginning of blocks that another test runs (builders.cluster.planted)."""
 
 
 def test_the_reference_is_current() -> None:
@@ -71,6 +77,41 @@ def test_the_page_of_the_python_api_has_every_public_name() -> None:
         whole |= set() if members else {target}
     assert len({module for module, _ in public}) == len(modules), "each public module has __all__"
     assert not [each for each in sorted(public) if each[1] not in shown and each[0] not in whole]
+
+
+def test_queues_of_the_page_have_the_form_of_those_that_kueue_admits() -> None:
+    """The API server of the other tests has no CRDs of Kueue; builders.cluster.queues is tested with Kueue itself."""
+    shown = {each["kind"]: each for each in _manifests("queues.md") if each.get("apiVersion") == queues.API_VERSION}
+    flavor, queue, local = shown["ResourceFlavor"], shown["ClusterQueue"], shown["LocalQueue"]
+    name = flavor["metadata"]["name"]
+    assert flavor.keys() < queues.resource_flavor(name).keys()
+    assert local == queues.local_queue("team-a", "team-a", queue["metadata"]["name"])
+    group = queue["spec"]["resourceGroups"][0]
+    assert [flavor["name"] for flavor in group["flavors"]] == [name]
+    assert [resource["name"] for resource in group["flavors"][0]["resources"]] == group["coveredResources"]
+    assert _keys(queue) <= _keys(queues.cluster_queue("q", "f", 1))
+
+
+def test_the_network_policy_names_the_labels_and_ports_of_the_pods() -> None:
+    policy = next(each["spec"] for each in _manifests("pods.md") if each.get("kind") == "NetworkPolicy")
+    operator, pods, prometheus = policy["ingress"]
+    selector = {"matchLabels": object_names.MANAGED_BY}
+    assert policy["podSelector"] == pods["from"][0]["podSelector"] == selector
+    ports = [rule["ports"][0]["port"] for rule in (operator, prometheus)]
+    assert ports == [object_names.PORT_NAME, object_names.METRICS_PORT_NAME]
+    label = operator["from"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/name"]
+    assert f"app.kubernetes.io/name: {label}\n" in (ROOT / "charts/concertina/templates/_names.tpl").read_text()
+
+
+def _manifests(name: str) -> list[dict[str, Any]]:
+    return [manifest for block in pages.blocks(pages.DOCS / name) for manifest in block.manifests]
+
+
+def _keys(value: object) -> set[str]:
+    """Return all keys in a manifest."""
+    if isinstance(value, dict):
+        return set(value).union(*map(_keys, value.values()))
+    return set().union(*map(_keys, value)) if isinstance(value, list) else set()
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
@@ -131,8 +172,8 @@ def test_marks_are_known_and_counted() -> None:
 
 
 def test_commands_that_no_test_runs_become_fewer() -> None:
-    run = {f"get-started/{name}" for name in pages.GET_STARTED} | set(RUN_BY_OTHERS)
-    run_by_tests = pages.run_by_tests()
+    run = {f"get-started/{name}" for name in pages.GET_STARTED}
+    run_by_tests = [*pages.run_by_tests(), *pages.beginning_with(*RUN_BY_OTHERS)]
     left = [
         block.name
         for block in pages.all_blocks()
@@ -149,6 +190,46 @@ def test_commands_have_the_options_that_there_are(page: Path) -> None:
     assert not [complaint for words in own if (complaint := _complaint(words))]
 
 
+def test_a_block_with_a_prompt_or_a_variable_is_one_of_commands() -> None:
+    for text in ("$ kubectl get tj\n", "PYTHONPATH=tests python3 -m x\n", "aws s3 ls\n"):
+        assert pages.Block(pages.DOCS / "a.md", "", "", "", text).commands
+
+
+@pytest.mark.parametrize("page", sorted(pages.DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(pages.DOCS)))
+def test_commands_within_sentences_have_the_options_that_there_are(page: Path) -> None:
+    """A sentence may leave out the values of a command, so only its name and its options are checked."""
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    quoted = [" ".join(code.split()) for code in re.findall(r"`(concertina\s[^`]+)`", text)]
+    assert not [complaint for command in quoted if (complaint := _unknown(command.split()[1:]))]
+
+
+@pytest.mark.parametrize("wrong", ["nope", "status demo --nope", "checkpoint lst URI", "local node kil"])
+def test_an_unknown_name_or_option_within_a_sentence_is_noticed(wrong: str) -> None:
+    assert _unknown(wrong.split())
+
+
+def _unknown(words: list[str]) -> str:
+    """Return the names of commands and options that do not exist, with the whole command."""
+    if words[:1] == ["data"]:
+        parsers = [parser for name, parser in cli.data_commands().items() if [name.split()[0]] == words[1:2]]
+        if words[1:] and not parsers:
+            return f"{words[1]}: {' '.join(words)}"
+        options = {"--help", *(option for parser in parsers for option in parser._option_string_actions)}
+        return "".join(f"{option}: {' '.join(words)}" for option in _options(words) if option not in options)
+    apart = OWN_APPS.get(words[0] if words else "")
+    command, rest = typer.main.get_command(apart or app), list(words[1:] if apart else words)
+    while isinstance(command, TyperGroup) and rest and not rest[0].startswith("-"):
+        if rest[0] not in command.commands:
+            return f"{rest[0]}: {' '.join(words)}"
+        command = command.commands[rest.pop(0)]
+    options = {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {"--help"}
+    return "".join(f"{option}: {' '.join(words)}" for option in _options(rest) if option not in options)
+
+
+def _options(words: list[str]) -> list[str]:
+    return [word.partition("=")[0].strip("[],.;") for word in words if word.startswith(("-", "[-"))]
+
+
 @pytest.mark.parametrize("wrong", ["stat demo", "local node kil x", "status demo --nope", "scale demo"])
 def test_a_command_that_there_is_not_is_noticed(wrong: str) -> None:
     assert _complaint(wrong.split())
@@ -158,9 +239,8 @@ def _complaint(words: list[str]) -> str:
     """Return what is wrong with a command; values may be placeholders."""
     end = next((n for n, word in enumerate(words) if word in ("|", ">", "&", "&&", ";", "2>&1", "||")), len(words))
     arguments = words[:end]
-    command = typer.main.get_command(app)
-    if arguments[:1] == ["local"]:
-        command, arguments = typer.main.get_command(local_app), arguments[1:]
+    apart = OWN_APPS.get(arguments[0] if arguments else "")
+    command, arguments = typer.main.get_command(apart or app), arguments[1:] if apart else arguments
     while isinstance(command, TyperGroup):
         if not arguments or not (below := command.commands.get(arguments[0])):
             return "" if arguments[:1] in ([], ["--help"], ["COMMAND"]) else f"no such command: {' '.join(words)}"
