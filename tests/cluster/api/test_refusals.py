@@ -291,6 +291,12 @@ ALL_REFUSED = [
         "lora.rank must be a multiple of 8",
     ),
     (
+        "quantized weights of experts",
+        JOB,
+        [("spec.trainer.model", {"experts": {"count": 4}, "lora": {"rank": 8, "frozenDtype": "Int8"}})],
+        "a quantized lora.frozenDtype does not support a model with experts",
+    ),
+    (
         "gpt-oss's experts and another activation",
         JOB,
         [("spec.trainer.model", {"experts": {"count": 4, "clampedSwiglu": {}}, "activation": "GeluTanh"})],

@@ -611,6 +611,13 @@ class ModelConfig(Section):
             "lora.rank must be a multiple of 8 in a model with experts, because of torch's grouped matrix products",
         ),
         SectionRule(
+            "lora.frozenDtype",
+            f"!has(self.lora) || !has(self.experts) && !(has(self.size) && self.size in {list(WITH_EXPERTS)}) || "
+            f"!(self.lora.frozenDtype in {[dtype.value for dtype in FrozenDtype if dtype.quantized]})",
+            lambda model: model.lora is None or model.experts is None or not model.lora.frozen_dtype.quantized,
+            "a quantized lora.frozenDtype does not support a model with experts: set it to BFloat16",
+        ),
+        SectionRule(
             "activation",
             "!has(self.experts) || !has(self.experts.clampedSwiglu) || self.activation == 'Silu'",
             lambda model: (
