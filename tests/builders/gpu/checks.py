@@ -11,6 +11,8 @@ import enum
 
 TRAINER_PACKAGES = ("numpy", "obstore", "pydantic")
 """Modules that the trainer imports beside torch."""
+TITAN_PACKAGES = ("torchtitan", "torchdata", "datasets", "tokenizers")
+"""Modules for the comparison with torchtitan, which `make test-gpu-packages` does not provide."""
 LAYOUT = "tests/gpu/test_layouts.py::test_gradients_are_those_of_one_gpu"
 OFFLOAD = "tests/gpu/test_offload.py::test_so_is_one_of_two_gpus"
 PIPELINES = ("pipelines of given microbatches",)
@@ -61,7 +63,7 @@ CHECKS = (
         "a compiled step of 1B beside torchtitan's: tokens a second, MFU by both conventions, bytes a weight",
         *("benchmarks/trainer.py", "--model", "1B", "--blocks", "5", "--only", "concertina", "torchtitan"),
         limit_seconds=150,
-        packages=("cryptography", "torchtitan", "torchdata", "datasets", "tokenizers"),
+        packages=("cryptography", *TITAN_PACKAGES),
         memory_gib=64,
     ),
     _tests(
