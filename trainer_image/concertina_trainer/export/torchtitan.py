@@ -81,7 +81,7 @@ def _check(uri: str, trainer: TrainerConfig) -> None:
         InvalidInput: When they do not.
     """
     rotated = trainer.model.model_copy(update={"rotary_pairs": RotaryPairs.halves})
-    family = None if trainer.model.entrypoint or trainer.model.lora else hf_config.family_of(rotated)
+    family = None if trainer.model.custom or trainer.model.lora else hf_config.family_of(rotated)
     if family is None or family[0] != "llama":
         raise InvalidInput(
             f"{uri} has another model than torchtitan's Llama: export it for torch.distributed.checkpoint (--to dcp)."
