@@ -611,7 +611,7 @@ def test_the_api_server_takes_the_manifests_of_all_values(
     settings = [f"--set-json={each.replace(':=', '=', 1)}" for each in chart_values.settings(installation)]
     done = release.run("template", "x", str(CHART), "--no-hooks", "--namespace", release.name, *settings, WITHOUT_CRD)
     assert done.returncode == 0, done.stderr
-    objects = [each for each in yaml.safe_load_all(done.stdout) if each]
+    objects = [each for each in yaml.load_all(done.stdout, yaml.CSafeLoader) if each]
     known = [each for each in objects if not each["apiVersion"].startswith(UNKNOWN_GROUPS)]
     listed = {"apiVersion": "v1", "kind": "List", "items": known}
     said = release.cluster.kubectl(
