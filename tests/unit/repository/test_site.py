@@ -212,7 +212,7 @@ def _unknown(words: list[str]) -> str:
     """Return the names of commands and options that do not exist, with the whole command."""
     if words[:1] == ["data"]:
         parsers = [parser for name, parser in cli.data_commands().items() if [name.split()[0]] == words[1:2]]
-        if words[1:] and not parsers:
+        if not parsers and words[1:] not in ([], ["--help"]):
             return f"{words[1]}: {' '.join(words)}"
         options = {"--help", *(option for parser in parsers for option in parser._option_string_actions)}
         return "".join(f"{option}: {' '.join(words)}" for option in _options(words) if option not in options)
