@@ -30,8 +30,6 @@ NOT_RUN = 13
 """Number of blocks of commands on all other pages that no test runs yet. Lower it when the number falls."""
 OWN_APPS = {"local": local_app, "checkpoint": checkpoint_app}
 """Commands that pass their arguments on to an app of their own."""
-INSTALL_WITHOUT_LINK = ("typed-data.md",)
-"""Pages that do not yet link to the packages that they install."""
 RUN_BY_OTHERS = ("diagnosis.md", "concertina diagnose JOB  ")
 """Page and beginning of blocks that another test runs (builders.cluster.planted)."""
 
@@ -143,7 +141,7 @@ def test_an_odd_indentation_is_noticed() -> None:
 def test_a_page_that_installs_packages_says_where_they_are(page: Path) -> None:
     """`pip install concertina-cli` fails until the packages are published. Remove this test then."""
     names = re.search(r"\bconcertina-(?:cli|sdk)\b", page.read_text())
-    here = page.name in ("install.md", *INSTALL_WITHOUT_LINK) or page.parent.name == "decisions"
+    here = page.name == "install.md" or page.parent.name == "decisions"
     assert here or not names or "install.md#packages" in page.read_text()
 
 
