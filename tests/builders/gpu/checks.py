@@ -111,6 +111,12 @@ CHECKS = (
         limit_seconds=300,
     ),
     _tests(
+        "precisions",
+        "float8 multiplies the numbers of a CPU, and runs in float8 and float16 have the losses of bfloat16",
+        "tests/gpu/test_precisions.py",
+        limit_seconds=150,
+    ),
+    _tests(
         "snapshots",
         "a snapshot is copied beside the GPU's work, and is whole",
         "tests/gpu/test_snapshots.py",
