@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -156,11 +157,12 @@ class SafetensorsFiles:
             hf_config.check_fields(text, f"{self._folder.uri}/{hf_config.NAME}", options)
 
         def chunks(key: str) -> Iterator[StoredChunk]:
-            for name, entry, header_size, where in self._entries(key):
-                own = own_name(name)
-                if own is not None:
-                    dtype, shape = _form(name, entry, where)
-                    yield StoredChunk(_chunk(own, dtype, shape), header_size + data_begin(entry))
+            with _readable(f"{self._folder.uri}/{key}"):
+                for name, entry, header_size, where in self._entries(key):
+                    own = own_name(name)
+                    if own is not None:
+                        dtype, shape = _form(name, entry, where)
+                        yield StoredChunk(_chunk(own, dtype, shape), header_size + data_begin(entry))
 
         return [
             FileWeights(self._folder, key, named)
@@ -179,27 +181,33 @@ class SafetensorsFiles:
             yield FileWeights(self._folder, key, chunks)
 
     def _stored_chunks(self, key: str, model: ModelConfig, family: Family) -> Iterator[StoredChunk]:
-        for name, entry, header_size, where in self._entries(key):
-            is_tied_head = model.tie_embeddings and name == ENDS["head.weight"]
-            self._has_tied_head |= is_tied_head
-            if not (name.endswith(PASSED_OVER) or is_tied_head or hf_names.layer_of(name) in self._left_out):
-                yield from _chunks_of(name, entry, header_size, where, model, family)
+        with _readable(f"{self._folder.uri}/{key}"):
+            for name, entry, header_size, where in self._entries(key):
+                is_tied_head = model.tie_embeddings and name == ENDS["head.weight"]
+                self._has_tied_head |= is_tied_head
+                if not (name.endswith(PASSED_OVER) or is_tied_head or hf_names.layer_of(name) in self._left_out):
+                    yield from _chunks_of(name, entry, header_size, where, model, family)
 
     def _entries(self, key: str) -> Iterator[tuple[str, dict[str, Any], int, str]]:
-        """Yield the name and the entry of each tensor of a file, the size of the header, and the file's URI.
+        """Yield the name and the entry of each tensor of a file, the size of the header, and the file's URI."""
+        header_size = header_length(bytes(self._folder.get_ranges(key, [(0, 8)])[0]))
+        header = json.loads(bytes(self._folder.get_ranges(key, [(8, header_size)])[0]))
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            yield name, entry, header_size, f"{self._folder.uri}/{key}"
 
-        Raises:
-            InvalidInput: When the file, or an entry that the caller uses, can't be read.
-        """
-        where = f"{self._folder.uri}/{key}"
-        try:
-            header_size = header_length(bytes(self._folder.get_ranges(key, [(0, 8)])[0]))
-            header = json.loads(bytes(self._folder.get_ranges(key, [(8, header_size)])[0]))
-            header.pop("__metadata__", None)
-            for name, entry in header.items():
-                yield name, entry, header_size, where
-        except (Damaged, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-            raise InvalidInput(f"{where} can't be read as a safetensors file: {str(error)[:MOST]}.") from error
+
+@contextlib.contextmanager
+def _readable(where: str) -> Iterator[None]:
+    """Convert errors about the contents of a safetensors file to InvalidInput.
+
+    Raises:
+        InvalidInput: When the file can't be read.
+    """
+    try:
+        yield
+    except (Damaged, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise InvalidInput(f"{where} can't be read as a safetensors file: {str(error)[:MOST]}.") from error
 
 
 def with_distinct_names(items: Iterable[tuple[str, T]]) -> list[dict[str, T]]:
