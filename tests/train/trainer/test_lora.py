@@ -191,7 +191,7 @@ def test_frozen_weights_are_read_from_their_files_and_not_saved(parent, trainer,
 
 
 QUANTIZED = {"layers": 2, "dim": 128, "heads": 4, "kvHeads": 2, "hiddenDim": 128, "sequenceLength": 32}
-QUANTIZED_LAW = f"{LAW.partition('::')[0]}::test_quantized_weights_are_the_same_numbers_in_every_layout"
+QUANTIZED_LAW = "tests/train/trainer/test_lora.py::test_quantized_weights_are_the_same_numbers_in_every_layout"
 
 
 def quantized_job(parent, trainer, folder, tmp_path, dtype, steps=6):

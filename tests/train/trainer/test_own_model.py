@@ -149,7 +149,7 @@ def test_the_next_event_is_learnt_from_ids_and_times(folder, parent, trainer, tm
     assert outcome.losses[80] < 0.7 * uncertain
 
 
-LEARNT = "tests/train/trainer/test_own_model.py::test_the_next_event_is_learnt_from_ids_and_times"
+LEARNT = "tests/train/trainer/test_own_model.py::test_killed_in_one_world_it_goes_on_in_another"
 
 
 @pytest.mark.long(law=LEARNT)
