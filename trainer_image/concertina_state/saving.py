@@ -322,8 +322,6 @@ class Saving:
         """
         started = time.perf_counter()
         self._after_step(started, decision)
-        if decision.outcome is Outcome.COMPLETE and self.uploading_best is not None:
-            self._finish_upload_of_best()
         if decision.snapshot:
             self._take(decision, position, skipped, trend, loss_scale)
         took = time.perf_counter() - started
@@ -335,20 +333,23 @@ class Saving:
         if decision.outcome is None:
             self._snapshots.make_room()
 
-    def _finish_upload_of_best(self) -> None:
-        """Wait until this rank's shard of the best checkpoint is in storage.
+    def _finish_upload_of_best(self, *, wait: bool) -> None:
+        """Let this rank's shard of the best checkpoint arrive in storage, if it is being uploaded.
 
-        The upload of the run's last checkpoint would end the upload of this shard.
+        The upload of another checkpoint ends this upload. A drain has too little time to `wait`, so the best checkpoint
+        is then lost.
         """
-        deadline = time.monotonic() + BEST_SECONDS
+        if self.uploading_best is None:
+            return
+        best = f"the best checkpoint, that of step {self._best_step},"
+        deadline = time.monotonic() + (BEST_SECONDS if wait else 0.0)
+        if wait and self._snapshots.shipping:
+            print(f"the last checkpoint waits until {best} is uploaded", flush=True)
         while self._snapshots.shipping and time.monotonic() < deadline:
             time.sleep(0.05)
         if self._snapshots.shipping:
-            print(
-                f"the best checkpoint, that of step {self._best_step}, is not kept: its upload took more than "
-                f"{BEST_SECONDS:.0f} s after the last step",
-                flush=True,
-            )
+            why = f"took more than {BEST_SECONDS:.0f} s after the last step" if wait else "was not finished by a drain"
+            print(f"{best} is not kept: its upload {why}", flush=True)
 
     def _after_step(self, now: float, decision: SaveDecision) -> None:
         """Report the duration of the last step to the Pace, which limits the cost of snapshots.
@@ -426,8 +427,9 @@ class Saving:
         if at_once:
             self._snapshots.finish()
         if decision.durable:
-            link = self._snapshots.link_for_shipping(snapshot)
             complete = decision.outcome is Outcome.COMPLETE
+            self._finish_upload_of_best(wait=complete)
+            link = self._snapshots.link_for_shipping(snapshot)
             self._channel.send(WantDurable(id, self._metadata.shard, str(link), complete))
             self._due, self._asked, self._durable_step, self._durable_at = False, False, id.step, time.time()
 

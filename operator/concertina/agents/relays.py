@@ -31,7 +31,7 @@ from concertina.agents.calls import (
 from concertina.api.pod_names import parse
 
 log = logging.getLogger(__name__)
-RELAY_SECONDS, EACH_SECONDS = 1.5, 0.005
+RELAY_SECONDS, EACH_SECONDS = 1.8, 0.005
 """Longest time in seconds between two answers that an agent passes on: a constant part, and a part for each replica.
 
 The replicas are all those to which the message goes. After this time, the operator calls the remaining ones itself. A

@@ -14,7 +14,7 @@ import pytest
 import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.files.snapshot_files import SnapshotFiles
-from concertina_agent.transfers.uploads import UploadDriver
+from concertina_agent.transfers.uploads import MOST_PUBLICATIONS, UploadDriver
 from concertina_protocol import worker_channel as w
 from concertina_protocol.worker_channel.agent_end import AgentEnd
 
@@ -152,6 +152,24 @@ def test_a_publication_that_fails_again_and_again_holds_up_no_part(tmp_path: Pat
     asyncio.run(storage.serve(until=6))
     assert storage.asked == ["Publish 3", "Ship 5", "Publish 3", "Publish 3", "Publish 3", "Publish 3"]
     assert waits[:4] == [0.001, 0.001, 0.002, 0.003], "from one piece of work to the next that goes well"
+
+
+def publication(step: int) -> e.Publish:
+    return e.Publish(p.SnapshotId(1, step, "layout", 1), False)
+
+
+@pytest.mark.parametrize(("publishes", "tries"), [(True, 1), (False, MOST_PUBLICATIONS)])
+def test_no_checkpoint_is_left_out_for_a_newer_one_unless_it_fails_again_and_again(
+    tmp_path: Path, monkeypatch: Patch, publishes: bool, tries: int
+) -> None:
+    """The older one may be the best checkpoint of the run."""
+    at_once(monkeypatch)
+    uploads = UploadDriver(SnapshotFiles(tmp_path), lambda event: None)
+    uploads.publish(publication(3))
+    uploads.publish(publication(4))
+    storage = Storage(uploads, publishes=publishes, ships=True)
+    asyncio.run(storage.serve(until=tries + 1))
+    assert storage.asked == ["Publish 3"] * tries + ["Publish 4"]
 
 
 def test_parts_that_fail_hold_up_no_publication(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -197,21 +197,41 @@ def test_the_best_step_gets_a_checkpoint_unless_the_upload_of_the_best_before_wo
     assert (ended.outcome, ended.snapshot, ended.durable) == (Outcome.COMPLETE, True, True)
 
 
+def best_in_flight(loop):
+    """Train three steps, and begin to upload the last one as the best."""
+    loop.train(2)
+    decision = loop.saving.decide(3, loop.saving.local_flags())
+    loop.saving.save(loop.saving.amended(decision, complete=False, best=True), 3)
+
+
 @pytest.mark.parametrize("arrives", [True, False])
 def test_the_last_checkpoint_waits_for_the_upload_of_the_best(tmp_path, monkeypatch, capsys, arrives):
     monkeypatch.setattr(saving_module, "BEST_SECONDS", 60.0 if arrives else 0.1)
     loop = Loop(tmp_path, monkeypatch, checkpoints=1000)
-    loop.train(2)
-    first = loop.saving.decide(3, loop.saving.local_flags())
-    loop.saving.save(loop.saving.amended(first, complete=False, best=True), 3)
+    best_in_flight(loop)
     last = loop.saving.amended(loop.saving.decide(4, loop.saving.local_flags()), complete=True, best=False)
-    arrival = threading.Timer(0.2, (tmp_path / "shipping-3").unlink)
+    saved = []
+
+    def arrive():
+        saved.append(loop.snapshots.count)
+        (tmp_path / "shipping-3").unlink()
+
     if arrives:
-        arrival.start()
+        threading.Timer(0.2, arrive).start()
     loop.saving.save(last, 4)
+    assert saved == ([4] if arrives else []), "the state of the last step is in memory while it waits"
     assert (tmp_path / "shipping-3").exists() is not arrives
     assert (tmp_path / "shipping-4").exists()
     assert ("step 3, is not kept" in capsys.readouterr().out) is not arrives
+
+
+def test_a_drain_says_that_it_ends_the_upload_of_the_best(tmp_path, monkeypatch, capsys):
+    loop = Loop(tmp_path, monkeypatch, checkpoints=1000)
+    best_in_flight(loop)
+    loop.agent.waiting.append(DrainRequest(True))
+    decision = loop.train()
+    assert (decision.outcome, decision.durable) == (Outcome.DRAINED, True)
+    assert "step 3, is not kept: its upload was not finished by a drain" in capsys.readouterr().out
 
 
 def test_without_storage_a_best_step_is_no_checkpoint(tmp_path, monkeypatch):

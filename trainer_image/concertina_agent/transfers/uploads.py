@@ -25,6 +25,8 @@ from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Seconds between checks of storage that fails, and between starts of an uploader that dies again and again."""
+MOST_PUBLICATIONS = 8
+"""Number of failures in a row after which a newer checkpoint is published instead."""
 T = TypeVar("T")
 
 
@@ -47,7 +49,10 @@ class UploadDriver:
         self._snapshots, self._emit = snapshots, emit
         self._ships: dict[int, e.Ship] = {}
         """Newest upload that was requested for each shard and is not in storage yet, by the shard's number."""
-        self._publish: Optional[e.Publish] = None
+        self._publish: list[e.Publish] = []
+        """Checkpoints to publish, the oldest first. A newer one replaces none, because an older one may be the best."""
+        self._publish_failures = 0
+        """Number of times in a row that the oldest publication has failed."""
         self._undo: list[p.Undone] = []
         self._news = Notifier()
         self._failures, self._probe_at = 0, 0.0
@@ -87,7 +92,7 @@ class UploadDriver:
         self._news.notify()
 
     def publish(self, effect: e.Publish) -> None:
-        self._publish = effect
+        self._publish.append(effect)
         self._news.notify()
 
     def undo(self, effect: e.Undo) -> None:
@@ -116,7 +121,7 @@ class UploadDriver:
         for ship in self._ships.values():
             self._snapshots.free(Path(ship.path))
         self._ships.clear()
-        self._publish = None
+        self._publish.clear()
         self._failing = False
 
     # --- the process ------------------------------------------------------------------------------------------------
@@ -146,8 +151,8 @@ class UploadDriver:
                         await self._probe(end)
                 elif self._undo:
                     await self._undo_one(end, self._undo[0])
-                elif self._publish is not None and not (self._part_goes_first and self._ships):
-                    await self._publish_one(end, self._publish)
+                elif self._publish and not (self._part_goes_first and self._ships):
+                    await self._publish_one(end, self._publish[0])
                 elif self._ships:
                     await self._ship_one(end, min(self._ships.values(), key=lambda ship: ship.id.step))
                 else:
@@ -194,14 +199,22 @@ class UploadDriver:
         not_swept = answer.error if answer.durable is not None else ""
         if answer.error and not not_swept and not answer.refused:
             self._part_goes_first = True
+            self._publish_failures += 1
+            if self._publish_failures >= MOST_PUBLICATIONS and len(self._publish) > 1:
+                log_event("not_published", step=effect.id.step, error=answer.error)
+                self._forget(effect)
             return self._fail(answer.error)
         self._done()
         if not_swept:
             log_event("not_swept", step=effect.id.step, error=not_swept)
-        if self._publish is effect:
-            self._publish = None
+        self._forget(effect)
         self._emit(e.PublishDone(effect.id, answer.durable, "" if not_swept else answer.error))
         return None
+
+    def _forget(self, effect: e.Publish) -> None:
+        self._publish_failures = 0
+        if effect in self._publish:  # the round may have ended meanwhile
+            self._publish.remove(effect)
 
     def _done(self) -> None:
         self._failures, self._failing, self._part_goes_first = 0, False, False

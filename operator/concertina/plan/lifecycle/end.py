@@ -24,7 +24,7 @@ def ended(ctx: JobContext) -> Decision | None:
         condition = ctx.status.condition(type)
         if condition and condition.status == "True":
             seconds_left = ctx.time_to_live
-            evaluated = not any(mark.state in evaluation_jobs.UNFINISHED for mark in ctx.status.evaluation_jobs)
+            evaluated = not evaluation_jobs.may_be_unfinished(ctx)
             due = seconds_left is not None and seconds_left <= 0 and not ctx.observed.job.deleting
             actions = (DeleteJob(),) if due and evaluated else ()
             recheck = seconds_left if seconds_left is not None and seconds_left > 0 else None
@@ -61,7 +61,7 @@ def _without(ctx: JobContext) -> str:
     A bug that affects one rank only would otherwise stay unnoticed, because a smaller world completes without it.
     """
     missing, failure = ctx.spec.replicas - len(ctx.world.members), ctx.status.last_failure
-    if missing <= 0 or failure is None:
+    if missing <= 0 or failure is None or failure.replica in {member.replica for member in ctx.world.members}:
         return ""
     of = f" of {failure.replica}" if failure.replica else ""
     return (

@@ -91,6 +91,14 @@ def seconds_left(ctx: JobContext, status: JobStatus) -> float | None:
     return LOOK_SECONDS if unfinished or ctx.observed.evaluation_jobs is None else None
 
 
+def may_be_unfinished(ctx: JobContext) -> bool:
+    """Return whether a Job for a checkpoint may not have ended, or may still have to be created."""
+    if ctx.spec.evaluation_job is None:
+        return False
+    current = marks(ctx, ctx.status.last_checkpoint)
+    return ctx.observed.evaluation_jobs is None or any(mark.state in UNFINISHED for mark in current)
+
+
 def events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """Return an event for each Job that has failed since the last pass."""
     before = {mark.name: mark.state for mark in old.evaluation_jobs}

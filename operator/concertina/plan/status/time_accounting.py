@@ -52,6 +52,8 @@ class CoordinatorTimes:
 
     progress: protocol.Progress
     busy: protocol.Busy | None
+    measures_work: bool
+    """True if the ranks measure their own work. `busy` is None until all of them have reported some."""
 
     def part(self, name: StepPart) -> float:
         return self.progress.seconds.get(name, 0.0)
@@ -60,10 +62,13 @@ class CoordinatorTimes:
     def communication(self) -> float:
         """Seconds in which rank 0 waited for the network.
 
-        In collectives, rank 0 also waits for slower ranks. That time is not included.
+        In collectives, rank 0 also waits for slower ranks. That time is not included, and the result is 0 while it is
+        unknown.
         """
         waited = sum(map(self.part, protocol.COMMUNICATION))
-        return max(0.0, waited - (self.busy.most - self.busy.coordinator)) if self.busy else waited
+        if self.busy is None:
+            return 0.0 if self.measures_work else waited
+        return max(0.0, waited - (self.busy.most - self.busy.coordinator))
 
     @property
     def straggler(self) -> float:
@@ -201,7 +206,7 @@ class Account:
         report, old = self.ctx.round.report, self.ctx.status.internal.round_waits
         if report is None or report.progress is None:
             return old
-        times = CoordinatorTimes(report.progress, report.busy)
+        times = CoordinatorTimes(report.progress, report.busy, self.ctx.spec.bundled and self.ctx.world.workers > 1)
         counted = old if old.round == report.round else RoundWaits()
         seconds = {name: max(getattr(counted, name), round(count(times), 3)) for name, (_, count) in WAITS.items()}
         return RoundWaits(round=report.round, **seconds)

@@ -359,13 +359,15 @@ def test_the_deadline(after: float, phase: str) -> None:
         assert condition(made, "Failed")[1] == "DeadlineExceeded"
 
 
-@pytest.mark.parametrize(("replicas", "missing"), [(4, True), (3, False)])
-def test_a_job_that_completes_without_a_replica_that_failed_says_so(replicas: int, missing: bool) -> None:
+@pytest.mark.parametrize(
+    ("replicas", "failed", "missing"), [(4, "demo-3-0", True), (4, "demo-1-0", False), (3, "demo-3-0", False)]
+)
+def test_a_job_that_completes_without_a_replica_that_failed_says_so(replicas: int, failed: str, missing: bool) -> None:
     failure = LastFailure(
         reason="WorkerFailed",
         round=1,
         message="Rank 3 exited with code 1: ValueError: three",
-        replica="demo-3-0",
+        replica=failed,
         at=rfc3339(T0),
     )
     seen = jobs.running(jobs.spec(replicas=replicas))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import pytest
+
 import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
@@ -131,8 +133,10 @@ def test_the_last_checkpoint_gets_its_job_after_the_end_and_none_is_made_for_a_j
     assert written(plan(replace(seen, job=replace(seen.job, deleting=True)), T0 + 14)) == []
 
 
-def test_a_job_with_a_time_to_live_is_deleted_once_its_last_checkpoint_is_evaluated() -> None:
-    seen = training(100)
+@pytest.mark.parametrize("known", [True, False])
+def test_a_job_with_a_time_to_live_is_deleted_once_its_last_checkpoint_is_evaluated(known: bool) -> None:
+    """The operator may have restarted just before the end, so that it does not know the Jobs yet."""
+    seen = replace(training(100), evaluation_jobs={} if known else None)
     spec = seen.job.spec.model_copy(update={"ttl_seconds_after_finished": 0})
     report = jobs.coordinator_report(
         storage=protocol.Storage("Ready", protocol.Durable(jobs.UID, 1, 100, "s3://bucket/run/100", at=T0 + 12)),
@@ -141,8 +145,9 @@ def test_a_job_with_a_time_to_live_is_deleted_once_its_last_checkpoint_is_evalua
     agent = replace(seen.agents["demo-0-0"], report=report)
     seen = replace(seen, job=replace(seen.job, spec=spec), agents={**seen.agents, "demo-0-0": agent})
     made = plan(seen, T0 + 13)
-    for views in ({}, {name(100): RUNNING}, {name(100): SUCCEEDED}):
-        seen = after(seen, made, views)
+    looks: tuple[Mapping[str, EvaluationJobView] | None, ...] = (None, {}, {name(100): RUNNING})
+    for views in looks:
+        seen = replace(jobs.then(seen, made), evaluation_jobs=views)
         made = plan(seen, T0 + 14)
         assert DeleteJob() not in made.actions
     assert DeleteJob() in plan(after(seen, made, {name(100): SUCCEEDED}), T0 + 15).actions

@@ -149,6 +149,17 @@ def test_a_slow_rank_0_is_no_less_a_straggler_and_no_communication() -> None:
     assert goodput.productive_seconds == pytest.approx(5.0)
 
 
+def test_the_wait_for_a_slow_rank_is_not_the_network_s_before_the_work_of_ranks_is_known() -> None:
+    seen, at = jobs.running(jobs.spec()), T0 + 100
+    waited = progress(60, at, seconds={StepPart.ALL_REDUCE: 60.0})
+    seen = passed(with_coordinator(seen, progress=waited), at)
+    assert seen.job.status.goodput.communication_seconds == 0
+    busy = protocol.Busy(coordinator=1.0, median=1.0, most=61.0)
+    seen = passed(with_coordinator(seen, progress=replace(waited, at=at + 2), busy=busy), at + 2)
+    goodput = seen.job.status.goodput
+    assert (goodput.communication_seconds, goodput.straggler_seconds) == (0, 60.0)
+
+
 def test_a_measurement_that_falls_and_rises_again_is_counted_once() -> None:
     seen, counted = jobs.running(jobs.spec()), []
     for second, most in enumerate([9.0, 6.0, 9.0, 6.0, 10.0]):

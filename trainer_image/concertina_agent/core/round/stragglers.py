@@ -122,8 +122,7 @@ def busy(rank_heartbeats: Mapping[int, tuple[Heartbeat, Heartbeat]]) -> Optional
     Return None if a rank does not measure its work, or if a rank's heartbeats are all of later steps.
 
     Args:
-        rank_heartbeats: The last two heartbeats of each rank with different steps, keyed by rank. They are the same
-            heartbeat for a rank that has reported one step.
+        rank_heartbeats: An earlier heartbeat and the last heartbeat of each rank, keyed by rank. Both may be the same.
     """
     if 0 not in rank_heartbeats or min(last.busy for _, last in rank_heartbeats.values()) <= 0:
         return None

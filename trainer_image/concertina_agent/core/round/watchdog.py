@@ -145,8 +145,6 @@ class RankHeartbeat:
     heartbeat: Heartbeat
     moved_at: float
     """Time of the last progress, by the coordinator's clock."""
-    before: Heartbeat
-    """Last heartbeat of an earlier step; the present heartbeat if there is none."""
 
 
 class Watchdog:
@@ -162,8 +160,13 @@ class Watchdog:
         self.hang: Optional[Hang] = None
         self.stragglers = Stragglers(limits.straggler_factor)
         self.busy: Optional[Busy] = None
-        """Summary of the ranks' own work, at most BUSY_SECONDS old."""
+        """Last summary of the ranks' own work.
+
+        It is renewed every BUSY_SECONDS, unless the heartbeats of a replica are late by more than that time.
+        """
         self._busy_at = -math.inf
+        self._summarized: dict[int, Heartbeat] = {}
+        """Heartbeat of each rank at the time of the last summary."""
 
     @property
     def hung(self) -> bool:
@@ -174,16 +177,12 @@ class Watchdog:
         return self._hung_at is not None
 
     def on_heartbeats(self, replica: str, heartbeats: tuple[Heartbeat, ...], now: float) -> None:
-        last_heartbeats = dict(self._rank_heartbeats)
         for rank in self._ranks.get(replica, ()):
             if rank in self._rank_heartbeats and self._rank_heartbeats[rank].replica == replica:
                 del self._rank_heartbeats[rank]
         self._ranks[replica] = tuple(heartbeat.rank for heartbeat in heartbeats)
         for heartbeat in heartbeats:
-            before, last = heartbeat, last_heartbeats.get(heartbeat.rank)
-            if last is not None and last.heartbeat.busy > 0:
-                before = last.before if heartbeat.step == last.heartbeat.step else last.heartbeat
-            self._rank_heartbeats[heartbeat.rank] = RankHeartbeat(replica, heartbeat, now - heartbeat.still, before)
+            self._rank_heartbeats[heartbeat.rank] = RankHeartbeat(replica, heartbeat, now - heartbeat.still)
 
     def step_took(self, seconds: float) -> None:
         if seconds > 0:
@@ -201,7 +200,14 @@ class Watchdog:
         return self._hangs(now) | self.stragglers.check(rank_heartbeats, now)
 
     def _busy(self) -> Optional[Busy]:
-        return busy({rank: (last.before, last.heartbeat) for rank, last in self._rank_heartbeats.items()})
+        """Return a summary of the ranks' own work up to a step that lies between the last summary and now."""
+        last = {rank: rank_heartbeat.heartbeat for rank, rank_heartbeat in self._rank_heartbeats.items()}
+        earlier = {rank: self._summarized.get(rank, heartbeat) for rank, heartbeat in last.items()}
+        summary = busy({rank: (earlier[rank], last[rank]) for rank in last})
+        self._summarized = {
+            rank: heartbeat for rank, heartbeat in (earlier if summary is None else last).items() if heartbeat.busy > 0
+        }
+        return summary
 
     def _hangs(self, now: float) -> bool:
         before = self.hang

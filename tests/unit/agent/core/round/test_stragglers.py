@@ -86,7 +86,7 @@ def test_without_a_factor_none_is_looked_for() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=30),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=15),
     st.floats(0.1, 60),
     st.floats(0.1, 60),
 )
@@ -117,3 +117,20 @@ def test_a_summary_needs_the_work_of_all_ranks_up_to_one_step() -> None:
     dog.check(2 * BUSY_SECONDS)
     assert dog.busy is not None
     assert (dog.busy.coordinator, dog.busy.most) == (60.0, 60.0)
+
+
+@pytest.mark.parametrize("step_seconds", [0.1, 0.2, 0.5, 3.0])
+@pytest.mark.parametrize("replicas", [2, 32])
+def test_the_summary_keeps_up_with_steps_of_any_length(step_seconds: float, replicas: int) -> None:
+    """Replica r sends a line every half second, r * 0.015 s after the coordinator. The last one works twice as much."""
+    dog, work = Watchdog(Limits()), [0.4] * (replicas - 1) + [0.8]
+    for tick in range(400):
+        now = 0.25 * tick
+        for rank in range(replicas) if tick % 2 else (0,):
+            step = int(max(0.0, now - rank * 0.015) / step_seconds)
+            heartbeat = Heartbeat(rank, step, "computing", 0.0, step * step_seconds * work[rank])
+            dog.on_heartbeats(f"job-{rank}", (heartbeat,), now)
+        dog.check(now)
+    assert dog.busy is not None
+    assert dog.busy.most == pytest.approx(100 * 0.8, rel=0.12), "it is at most some seconds old"
+    assert dog.busy.coordinator == pytest.approx(dog.busy.most / 2, rel=0.02)
