@@ -113,8 +113,8 @@ def _stalled(*reasons: str) -> str:
 
 _MFU = of_jobs("concertina_trainingjob_mfu_ratio")
 """Only jobs of the bundled trainer have an MFU."""
-_BUSY_GPUS = f"quantile {by()} (0.5, avg_over_time(concertina_gpu_utilization_ratio[{HALF_AN_HOUR}]))"
-"""Share of the time of the median GPU, because the GPUs of standby replicas are idle."""
+_BUSY_GPUS = f"max {by()} (avg {by('replica')} (avg_over_time(concertina_gpu_utilization_ratio[{HALF_AN_HOUR}])))"
+"""Share of the time of the busiest replica's GPUs, because the GPUs of standby replicas are idle."""
 _CLASSES = f'class=~"{TRAINING}"'
 _WAITED = of_jobs("concertina_trainingjob_checkpoint_waited_seconds")
 _TRAINED = f"sum {by()} ({of_jobs(TIME, 'class', where=_CLASSES)})"

@@ -30,8 +30,9 @@ def test_cuda_multiplies_the_numbers_that_the_cpu_multiplies():
 def test_a_run_has_the_losses_of_bfloat16(folder, parent, trainer, precision, bound):
     """Within the error of one element in the coarser precision. Blocks are compiled, as by default on a GPU."""
     model = {**trainer["model"], "dim": 128, "heads": 4, "kvHeads": 2, "hiddenDim": 256}
-    configured = {**trainer, "steps": 20, "model": model}
+    configured = {**trainer, "steps": 20, "model": model, "compile": "Blocks"}
     plain = node.Job(folder / "plain", parent, {**configured, "precision": "BFloat16"}).run(1)
     found = node.Job(folder / "other", parent, {**configured, "precision": precision}).run(1)
     assert found.codes == {0: 0}, found.output
     assert found.losses == pytest.approx(plain.losses, rel=bound)
+    assert found.losses != plain.losses, "it has computed in bfloat16"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import statistics
 
 from concertina.diagnosis import problems
@@ -107,17 +108,25 @@ def low_gpu_utilization(evidence: JobEvidence) -> Finding | None:
     known = progress is not None and progress.mfu is not None
     if not evidence.trains or known or max(readings.values(), default=0) < LEAST_READINGS:
         return None
-    # Standby replicas have idle GPUs, which hardly change the median.
-    typical = statistics.median(share for figures in evidence.agents for share in figures.gpu_utilization)
+    shares = {replica: _finite(evidence, replica) for replica in readings}
+    # Of the busiest replica, because standby replicas have idle GPUs.
+    typical = max((statistics.mean(of_replica) for of_replica in shares.values() if of_replica), default=1.0)
     if typical >= problems.LOW_GPU_UTILIZATION:
         return None
     return warning(
         Problem.LOW_GPU_UTILIZATION,
-        f"the GPUs run kernels for {typical:.0%} of the time; {problems.LOW_GPU_UTILIZATION:.0%} or more is usual",
+        f"the GPUs of the busiest replica run kernels for {typical:.0%} of the time; "
+        f"{problems.LOW_GPU_UTILIZATION:.0%} or more is usual",
         "fix the other findings first. Then see with `concertina trace` what the GPUs wait for: data that the training "
         "process reads, Python code between small kernels, or values that the host reads in each step (.item())",
         1 - typical / problems.LOW_GPU_UTILIZATION,
     )
+
+
+def _finite(evidence: JobEvidence, replica: str) -> list[float]:
+    """Return the readings of the GPUs of a replica."""
+    readings = (share for agent in evidence.agents if agent.replica == replica for share in agent.gpu_utilization)
+    return [share for share in readings if math.isfinite(share)]
 
 
 def _check_share(

@@ -146,6 +146,12 @@ ALL_REFUSED = [
         "supports neither lora nor entrypoint",
     ),
     (
+        "float8 and a model of transformers",
+        JOB,
+        [("spec.trainer.precision", "Float8"), ("spec.trainer.model", {"hf": "/models/a"})],
+        "supports neither lora nor entrypoint nor hf",
+    ),
+    (
         "float8 and tensor parallelism",
         JOB,
         [("spec.trainer.precision", "Float8"), ("spec.parallelism", {"tensor": 2})],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -284,8 +285,13 @@ CASES: dict[str, tuple[Problem, JobEvidence, JobEvidence]] = {
     ),
     "idle GPUs": (
         Problem.LOW_GPU_UTILIZATION,
-        evidence(status(progress=SCRIPT), agents=busy(0.3, 0.9, 0.4)),
+        evidence(status(progress=SCRIPT), agents=busy(0.3, 0.7, 0.4)),
         evidence(status(progress=SCRIPT), agents=busy(0.3, 0.9, 0.6)),
+    ),
+    "idle GPUs of standby replicas": (
+        Problem.LOW_GPU_UTILIZATION,
+        evidence(status(progress=SCRIPT), agents=(*busy(0.3, 0.3, 0.3), *busy(math.nan, 0.0, replica="a-1-0"))),
+        evidence(status(progress=SCRIPT), agents=(*busy(0.9, 0.9, 0.9), *busy(math.nan, 0.0, replica="a-1-0"))),
     ),
     "idle GPUs of a job with an MFU": (
         Problem.LOW_GPU_UTILIZATION,

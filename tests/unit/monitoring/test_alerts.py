@@ -66,10 +66,10 @@ CASES = {
         ),
     ),
     Problem.LOW_GPU_UTILIZATION: Case(
-        TRAINS | {gpu(0): "0.3x300", gpu(1): "0.4x300", gpu(2): "0.9x300"},
+        TRAINS | {gpu(0): "0.3x300", gpu(1): "0.4x300", gpu(2): "0x300"},
         "n/j: the GPUs run kernels for only 40% of the time",
         (
-            TRAINS | {gpu(0): "0x300", gpu(1): "0.9x300", gpu(2): "0.8x300"},
+            TRAINS | {gpu(0): "0x300", gpu(1): "0.9x300"},
             TRAINS | {gpu(0): "0.3x300", "mfu_ratio": "0.3x300"},
             {gpu(0): "0.1x300", 'phase{phase="Complete"}': "1x300"},
         ),

@@ -203,13 +203,13 @@ class TrainerConfig(Section):
         *COMPILE_RULES,
         SectionRule(
             "precision",
-            "self.precision != 'Float8' || !has(self.model.entrypoint) && !has(self.model.lora)",
+            "self.precision != 'Float8' || !has(self.model.entrypoint) && !has(self.model.hf) && !has(self.model.lora)",
             lambda trainer: (
                 trainer.precision is not Precision.float8
-                or (trainer.model.entrypoint is None and trainer.model.lora is None)
+                or (trainer.model.custom is None and trainer.model.lora is None)
             ),
-            "precision Float8 multiplies the weights of the bundled decoder, and supports neither lora nor entrypoint: "
-            "set precision to BFloat16, or remove model.lora or model.entrypoint",
+            "precision Float8 multiplies the weights of the bundled decoder, and supports neither lora nor entrypoint "
+            "nor hf: set precision to BFloat16, or remove model.lora, model.entrypoint or model.hf",
         ),
         SectionRule(
             "reproduction",

@@ -16,4 +16,4 @@ def matrices(weight: str) -> tuple[str, str]:
 
 
 def is_adapter(name: str) -> bool:
-    return name.endswith((A, B))
+    return name.endswith((f".{A}", f".{B}", f"_{A}", f"_{B}"))

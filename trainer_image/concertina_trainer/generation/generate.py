@@ -19,7 +19,7 @@ from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.trainer import Precision, TrainerConfig
 from concertina_trainer.export.export import TORCH_NAMES, content_of, shards_of, trainer_of, whole_chunks
 from concertina_trainer.export.tokenizer_files import data_of
-from concertina_trainer.format.adapters import WEIGHT, A
+from concertina_trainer.format.adapters import matrices
 from concertina_trainer.format.hf_names import MODEL
 from concertina_trainer.generation.vocabulary import Vocabulary, read_vocabulary
 from concertina_trainer.model.decoder import Decoder
@@ -132,7 +132,7 @@ def load(checkpoint: StoredCheckpoint, config: ModelConfig) -> Decoder:
     for name, chunk in chunks.items():
         flat = torch.frombuffer(content_of(chunk, shards, plan), dtype=getattr(torch, TORCH_NAMES[chunk.dtype]))
         weights[name] = flat.reshape(chunk.shape)
-        if config.lora and config.lora.frozen_dtype.quantized and f"{name.removesuffix(WEIGHT)}{A}" in chunks:
+        if config.lora and config.lora.frozen_dtype.quantized and matrices(name)[0] in chunks:
             weights[name] = dequantized(*quantized(weights[name], config.lora.frozen_dtype), torch.float32)
     try:
         model.load_state_dict(weights, assign=True)

@@ -134,10 +134,18 @@ class ClampedExperts(nn.Module):
             for p in (self.gate_up, self.gate_up_bias, self.down, self.down_bias)
         )
         numbers = torch.arange(len(counts), device=rows.device).repeat_interleave(counts, output_size=len(rows))
-        both = grouped_product(rows, gate_up.transpose(-2, -1), counts) + gate_up_bias[numbers]
+        both = grouped_product(rows, gate_up.transpose(-2, -1), counts) + _of_rows(gate_up_bias, numbers, rows)
         gate, up = both[..., ::2].clamp(max=self.limit), both[..., 1::2].clamp(-self.limit, self.limit)
         inner = (up + 1) * gate * (gate * self.alpha).sigmoid()
-        return grouped_product(inner, down.transpose(-2, -1), counts) + down_bias[numbers]
+        return grouped_product(inner, down.transpose(-2, -1), counts) + _of_rows(down_bias, numbers, rows)
+
+
+def _of_rows(bias: Tensor, numbers: Tensor, rows: Tensor) -> Tensor:
+    """Return the bias of the expert of each row.
+
+    The backward pass adds up the gradients of an expert's rows one by one, for which half precision is too coarse.
+    """
+    return precise(bias)[numbers].type_as(rows)
 
 
 def grouped_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:

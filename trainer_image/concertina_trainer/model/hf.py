@@ -23,6 +23,8 @@ from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.format.hf_config import NAME
 from concertina_trainer.model.spec import DataShape, ModelSpec
 
+OTHER_INPUTS = ("vision_config", "audio_config", "speech_config")
+"""Fields of config.json for the parts of a model that compute images or sound."""
 CHANGING_POSITIONS = ("dynamic", "longrope")
 """Types of rotary positions whose frequencies depend on the lengths of the documents that are computed together."""
 PROBE_LENGTH = 16
@@ -89,6 +91,11 @@ def _config(options: Mapping[str, Any]) -> Any:
         ) from error
     if options.get("quantization_config"):
         raise InvalidInput(f"quantization_config in {NAME} is set: dequantize the weights first.")
+    if parts := [name for name in OTHER_INPUTS if options.get(name)]:
+        raise InvalidInput(
+            f"{NAME} has {' and '.join(parts)}: trainer.model.hf trains models of text only, and weights that no token "
+            "reaches would decay. Use the model of text alone."
+        )
     fields = {name: value for name, value in options.items() if name != "auto_map" and not name.startswith("_")}
     fields.pop("attn_implementation", None)  # may name code on the Hugging Face Hub
     kind = fields.pop("model_type", None)
@@ -146,8 +153,7 @@ def loss(module: Any, batch: Microbatch) -> Tensor:
     is_fake = isinstance(batch.tokens, FakeTensor)  # `concertina plan`: the mask of documents would read values
     ids = None if is_fake else batch.document_ids
     if not is_fake and not getattr(module, "concertina_is_proved", False):
-        _prove(module, batch.tokens.device, documents=ids is not None)
-        module.concertina_is_proved = True
+        module.concertina_is_proved = _prove(module, batch.tokens.device, documents=ids is not None)
     logits = _logits(module, batch.tokens[:, :-1], ids)
     targets = batch.tokens[:, 1:].flatten()
     losses = F.cross_entropy(logits.flatten(0, 1).float(), targets, reduction="none")
@@ -173,8 +179,10 @@ def positions(document_ids: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _prove(module: Any, device: torch.device, documents: bool) -> None:
+def _prove(module: Any, device: torch.device, documents: bool) -> bool:
     """Check that a token depends on no later token, and, with `documents`, on no token of another document.
+
+    Return False if the logits are not finite, so that nothing can be checked.
 
     Some models of transformers have attention in both directions, and some ignore where a document begins. All ranks
     compute the same, because FSDP gathers weights for it.
@@ -188,16 +196,21 @@ def _prove(module: Any, device: torch.device, documents: bool) -> None:
     name = type(module).__name__
     has_experts = any(parameter.dim() >= _OF_EXPERTS for parameter in module.parameters())
 
-    def depends(changed: slice, on: slice, ids: Tensor | None) -> bool:
-        """Return whether the logits of the tokens `on` depend on the tokens `changed`."""
+    def depends(changed: slice, on: slice, ids: Tensor | None) -> bool | None:
+        """Return whether the logits of the tokens `on` depend on the tokens `changed`; None if some are not finite."""
         others = tokens.clone()
         others[:, changed] = (3 * others[:, changed] + 7) % vocabulary
         logits = _logits(module, tokens, ids)
         difference = (logits - _logits(module, others, ids)).float().abs()
+        if not bool(difference.isfinite().all()):
+            return None
         same = SAME_OF_EXPERTS[logits.dtype] if has_experts else SAME
         return not bool(difference[:, on].max() <= same * difference[:, changed].max())
 
-    if depends(slice(half, None), slice(0, half), None):
+    later = depends(slice(half, None), slice(0, half), None)
+    if later is None:
+        return False  # the loss shows that values are not finite
+    if later:
         raise InvalidInput(
             f"{name} of transformers is not causal: its predictions depend on later tokens, so it can't be trained by "
             "trainer.model.hf."
@@ -206,7 +219,7 @@ def _prove(module: Any, device: torch.device, documents: bool) -> None:
         ids = torch.zeros_like(tokens)
         ids[:, half:] = 1
         try:
-            separate = not depends(slice(0, half), slice(half, None), ids)
+            separate = depends(slice(0, half), slice(half, None), ids) is False
         except TypeError:  # the model takes no positions
             separate = False
         if not separate:
@@ -214,6 +227,7 @@ def _prove(module: Any, device: torch.device, documents: bool) -> None:
                 f"{name} of transformers does not separate the documents of a sequence: set trainer.data.documents to "
                 "Joined or Bucketed."
             )
+    return True
 
 
 def own_names(module: Any) -> Callable[[str], str | None]:

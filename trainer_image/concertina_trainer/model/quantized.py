@@ -31,6 +31,7 @@ def quantized(weight: Tensor, dtype: FrozenDtype) -> tuple[Tensor, Tensor]:
     int8 `[rows, columns]` for Int8. The scales are bfloat16 `[rows, columns / BLOCK]`, which is exact.
     """
     rows, columns = weight.shape
+    _values_of_bytes(weight.device)  # now, because compiled code can't
     blocks = weight.float().view(rows, columns // BLOCK, BLOCK)
     scales = blocks.abs().amax(2, keepdim=True)
     # In float32, every device rounds a quotient of tensors to the nearest number.
@@ -43,6 +44,23 @@ def quantized(weight: Tensor, dtype: FrozenDtype) -> tuple[Tensor, Tensor]:
     return nearest[:, ::2] << 4 | nearest[:, 1::2], kept_scales
 
 
+_TABLES: dict[torch.device, Tensor] = {}
+
+
+def _values_of_bytes(device: torch.device) -> Tensor:
+    """Return the two values `[256, 2]` that each byte of codes stands for.
+
+    The table is kept, because the host would wait for the device whenever it copies the table there.
+    """
+    if (table := _TABLES.get(device)) is not None:
+        return table
+    of_code = torch.tensor(NORMAL_FLOAT, device=device)
+    table = torch.stack([of_code.repeat_interleave(HALF_BYTE), of_code.repeat(HALF_BYTE)], 1)
+    if type(table) is Tensor:  # the planner's tensors have no values
+        _TABLES[device] = table
+    return table
+
+
 def dequantized(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the matrix `[rows, columns]` that the codes and scales of `quantized` stand for."""
     rows, blocks = scales.shape
@@ -50,9 +68,7 @@ def dequantized(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
         # The product of a code and a scale is exact in float32, so the result is rounded once.
         values = codes.view(rows, blocks, BLOCK).float() * scales[:, :, None].float() * (1 / 127)
     else:
-        of_code = torch.tensor(NORMAL_FLOAT, device=codes.device)
-        pairs = torch.stack([of_code.repeat_interleave(HALF_BYTE), of_code.repeat(HALF_BYTE)], 1)
-        values = pairs[codes.int()].view(rows, blocks, BLOCK) * scales[:, :, None].float()
+        values = _values_of_bytes(codes.device)[codes.int()].view(rows, blocks, BLOCK) * scales[:, :, None].float()
     return values.view(rows, blocks * BLOCK).to(dtype)
 
 

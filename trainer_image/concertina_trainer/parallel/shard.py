@@ -63,7 +63,7 @@ def shard(model: Decoder | OwnModel, config: TrainerConfig, reshard: bool, world
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
             measure(module, world.times)
-            if isinstance(model, OwnModel):
+            if isinstance(model, OwnModel) and model.own.config.model.hf:
                 module.set_reduce_scatter_unused_params(True)  # ranks may use other experts
     _allocate(model, torch.device("cpu") if offloaded else world.device, world.device)
 

@@ -376,7 +376,10 @@ def _files(uri: str, model: ModelConfig, state: TrainState, world: DistContext) 
     if model.hf:
         assert state.own is not None
         module = state.own.model
-        return final(lambda: SafetensorsFiles(uri).of_module(model.options or {}, own_names(module)))
+        weights, unchecked = final(lambda: SafetensorsFiles(uri).of_module(model.options or {}, own_names(module)))
+        if unchecked and world.rank == 0:
+            print(unchecked, flush=True)
+        return weights
     if model.entrypoint:
         raise InvalidInput(
             f"{uri} is not a checkpoint of concertina, and files of other programs can't be loaded into "

@@ -142,8 +142,10 @@ class SafetensorsFiles:
             )
         return files, unchecked or remark
 
-    def of_module(self, options: Mapping[str, Any], own_name: Callable[[str], str | None]) -> list[FileWeights]:
-        """Return the tensors of the files, under the names of a module of transformers.
+    def of_module(
+        self, options: Mapping[str, Any], own_name: Callable[[str], str | None]
+    ) -> tuple[list[FileWeights], str]:
+        """Return the tensors of the files, under the names of a module of transformers, and a remark for the log.
 
         Args:
             options: Fields of the config.json of the module.
@@ -164,11 +166,16 @@ class SafetensorsFiles:
                         dtype, shape = _form(name, entry, where)
                         yield StoredChunk(_chunk(own, dtype, shape), header_size + data_begin(entry))
 
-        return [
+        weights = [
             FileWeights(self._folder, key, named)
             for key in self._keys
             for named in with_distinct_names((stored.chunk.name, stored) for stored in chunks(key))
         ]
+        remark = (
+            f"{self._folder.uri}/{hf_config.NAME} is missing, so only the names and shapes of the weights were "
+            "checked. Make sure that they belong to the model of trainer.model.hf."
+        )
+        return weights, remark if text is None else ""
 
     def _read(self, key: str, model: ModelConfig, family: Family) -> Iterator[FileWeights]:
         """Yield readers of the file `key`, each with at most one part of each tensor.

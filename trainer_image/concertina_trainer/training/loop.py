@@ -132,9 +132,11 @@ def train(run: TrainingRun, step: int, position: int, check: Callable[[], None] 
         while scaling.lowered(result):
             optimizer.drop_gradients()
             reporter.note(f"step {step + 1} is computed again with loss scale {scaling.scale:g}: a gradient overflowed")
-            result = computed(run, step, microbatches, check)
+            # The first computation has the ranks' work since the last step.
+            result = dataclasses.replace(computed(run, step, microbatches, check), work=result.work)
         if why := anomalies.skips(step, position, result):
             optimizer.drop_gradients()
+            scaling.skipped()
             reporter.note(why)
             continue
         reporter.note(run.balance.decide(result.work))

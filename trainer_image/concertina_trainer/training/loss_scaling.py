@@ -40,6 +40,8 @@ class LossScaling:
             raise InvalidInput(f"the saved state has the loss scale {restored}: restore another checkpoint.")
         self.state = restored
         self.is_used = precision is Precision.float16
+        self._exponent = restored.exponent
+        """Exponent at the end of the last step."""
 
     @property
     def scale(self) -> float:
@@ -76,6 +78,17 @@ class LossScaling:
             steps = (self.state.steps + 1) % GROWTH_STEPS
             exponent = min(MOST_EXPONENT, self.state.exponent + (not steps))
             self.state = dataclasses.replace(self.state, exponent=exponent, steps=steps)
+            self._exponent = exponent
+
+    def skipped(self) -> None:
+        """Halve the scale of the last step at most, because the batch is left out.
+
+        The gradients of a bad batch may overflow at any scale. With the lowest scale, small gradients of the next steps
+        would be rounded to 0.
+        """
+        if self.is_used:
+            self._exponent = max(self.state.exponent, self._exponent - 1)
+            self.state = dataclasses.replace(self.state, exponent=self._exponent)
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from builders.train.routed import Written
-from concertina_trainer.config.model_config import Activation, ExpertsConfig, ModelConfig
+from concertina_trainer.config.model_config import Activation, ClampedSwigluConfig, ExpertsConfig, ModelConfig
 from concertina_trainer.model.decoder import Decoder, FeedForward
-from concertina_trainer.model.experts import MixtureOfExperts, grouped_product
+from concertina_trainer.model.experts import ClampedExperts, MixtureOfExperts, grouped_product
 
 DIM, HIDDEN = 16, 24
 
@@ -117,3 +117,15 @@ def test_weights_are_counted_as_they_are():
     idle = sum(4 * p.numel() // 6 for moe in model.mixtures() for p in moe.experts.parameters())
     norms = sum(p.numel() for name, p in model.named_parameters() if "norm" in name)
     assert config.multiplied_weights == config.weights - idle - norms
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_expert_biases_are_added_up_in_float32(dtype):
+    """Added up one by one in bfloat16, 4096 equal gradients give 256."""
+    experts = ClampedExperts(8, 16, ClampedSwigluConfig(), 2).to(dtype)
+    torch.manual_seed(1)
+    for parameter in experts.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    rows = torch.randn(4196, 8).to(dtype)
+    experts(rows, torch.tensor([4096, 100])).backward(torch.ones_like(rows))
+    assert experts.down_bias.grad[:, 0].tolist() == [4096, 100]

@@ -107,6 +107,15 @@ def test_models_that_do_not_fit_are_refused():
         hf.loss(module, microbatch(torch.zeros(2, LENGTH, dtype=torch.int32)))
 
 
+def test_values_that_are_not_finite_are_no_proof_of_anything():
+    """The loss shows them, and the trainer responds as `trainer.anomalies` says."""
+    module, _ = with_values("gpt2")
+    with torch.no_grad():
+        next(module.parameters())[3] = torch.nan
+    assert not hf.loss(module, microbatch(None)).isfinite()
+    assert not module.concertina_is_proved
+
+
 @pytest.mark.parametrize(
     ("kind", "changed", "shape", "says"),
     [
@@ -114,6 +123,7 @@ def test_models_that_do_not_fit_are_refused():
         ("gpt2", {}, DataShape(65, 100), "max_position_embeddings in config.json is 64, and .* is 65"),
         ("gpt2", {}, DataShape(24, 100, {"time": 0}), "the data have the fields time"),
         ("gpt2", {"quantization_config": {"quant_method": "fp8"}}, SHAPE, "quantization_config in config.json is set"),
+        ("gpt2", {"vision_config": {"depth": 2}}, SHAPE, "config.json has vision_config: .* text only"),
         ("gpt2", {"model_type": "house"}, SHAPE, "transformers can't use the config.json .* model_type 'house'"),
         ("gpt2", {"model_type": None}, SHAPE, "transformers can't use the config.json"),
         ("t5", {}, SHAPE, 'transformers has no causal language model of model_type "t5"'),

@@ -27,6 +27,18 @@ def test_an_overflow_halves_the_scale_until_it_is_one() -> None:
     assert scaling.state == LossScale(0, 0, 2)
 
 
+def test_a_batch_that_is_left_out_halves_the_scale_once() -> None:
+    """Its gradient may overflow at any scale, and the next batches need a scale."""
+    scaling = LossScaling(Precision.float16, LossScale(16, 5))
+    while scaling.lowered(OVERFLOW):
+        pass
+    scaling.skipped()
+    assert scaling.state == LossScale(15, 0, 16)
+    scaling.stepped()
+    scaling.skipped()
+    assert scaling.state.exponent == 15, "it left out a batch for another reason"
+
+
 def test_steps_without_overflow_double_the_scale() -> None:
     scaling = LossScaling(Precision.float16, LossScale(3, GROWTH_STEPS - 2, 1))
     assert not scaling.lowered(GOOD)
