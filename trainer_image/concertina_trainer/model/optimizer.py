@@ -20,8 +20,10 @@ BUCKET = 4 << 20
 """Number of elements to update at a time, if the update needs temporary tensors."""
 EMA = "ema"
 """Kind of the average of the weights, in the names of a state."""
-EXPERT_BIASES = (".experts.gate_up_bias", ".experts.down_bias")
-"""Ends of the names of biases that have a row for each expert."""
+EXPERT_BIASES = (
+    ".experts.gate_up_bias", ".experts.down_bias", ".experts.gate_up_proj_bias", ".experts.down_proj_bias",
+)  # fmt: skip
+"""Ends of the names of biases that have a row for each expert, in the decoder and in transformers."""
 ARGUMENTS = {"epsilon": "eps"}
 """Names of hyperparameters in torch, where they differ."""
 REMAINING: Mapping[Schedule, Callable[[float], float]] = {
