@@ -48,6 +48,8 @@ def test_the_first_of_equal_documents_is_kept_for_any_processes_and_shares(tmp_p
         for name in (shard["file"], shard["documents_file"])
     }
     assert {name for name in one if name.startswith("shard-")} == named, "no replaced shard is left"
+    shards = json.loads(one["manifest.json"])["shards"]
+    assert all(each["text_bytes"] == each["tokens"] - each["documents"] for each in shards), "without separators"
 
 
 def test_records_that_a_power_failure_cut_off_are_refused(tmp_path, sources, capsys):
