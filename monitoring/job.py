@@ -90,6 +90,15 @@ TRAINING = Section(
             ),
         ),
         Panel(
+            "Validation accuracy over time",
+            "Share of the validation tokens that the model predicts correctly.",
+            (
+                Query(_told("validation_accuracy_ratio"), "validation"),
+                Query(_told("validation_set_accuracy_ratio", "name"), "{{name}}"),
+            ),
+            Unit.RATIO,
+        ),
+        Panel(
             "Gradient norm and learning rate",
             "Gradient norm and learning rate of the last step.",
             (Query(_told("gradient_norm"), "gradient norm"), Query(_told("learning_rate"), "learning rate")),

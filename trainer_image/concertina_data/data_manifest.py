@@ -42,6 +42,8 @@ class TokenShard:
     """Name of the file with the offset of each document, in tokens, as little-endian uint64."""
     documents: int
     documents_sha256: str
+    text_bytes: Optional[int] = None
+    """Size in bytes of the text that became the tokens, or None if the documents are not text, or chats."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,6 +193,9 @@ class DataManifest:
 
     def to_json(self) -> bytes:
         fields = dataclasses.asdict(self)
+        for shard in fields["shards"]:
+            if shard["text_bytes"] is None:
+                del shard["text_bytes"]
         if self.chats is None:
             del fields["chats"]
         return json.dumps({**fields, "digest": self.digest}, indent=1).encode()

@@ -104,11 +104,17 @@ class EvaluationJobMark(StatusModel):
     message: Annotated[str, Field(max_length=1024)] = Field(default="", description="Why it failed.")
 
 
+TOKEN_ACCURACY = "Share of its tokens that the model predicts correctly. Absent: the loss is not a loss of tokens."
+BITS_PER_BYTE = "Loss in bits per byte of text. Absent: the bytes of the text are not known."
+
+
 class EvaluationSetMark(StatusModel):
-    """Loss of one set of the last evaluation."""
+    """Figures of one set of the last evaluation."""
 
     name: Annotated[str, Field(max_length=32)] = Field(description="Name of the set in trainer.evaluation.sets.")
     loss: float | None = Field(default=None, description="Mean loss of its tokens. Absent: it is not finite.")
+    token_accuracy: float | None = Field(default=None, description=TOKEN_ACCURACY)
+    bits_per_byte: float | None = Field(default=None, description=BITS_PER_BYTE)
 
 
 class EvaluationMark(StatusModel):
@@ -121,8 +127,10 @@ class EvaluationMark(StatusModel):
     perplexity: float | None = Field(
         default=None, description="exp(loss). Absent: the loss of a model of your own is not a loss of tokens."
     )
+    token_accuracy: float | None = Field(default=None, description=TOKEN_ACCURACY)
+    bits_per_byte: float | None = Field(default=None, description=BITS_PER_BYTE)
     sets: tuple[EvaluationSetMark, ...] = Field(
-        default=(), max_length=8, description="Loss of each set in trainer.evaluation.sets."
+        default=(), max_length=8, description="Figures of each set in trainer.evaluation.sets."
     )
     best_step: Count | None = Field(default=None, description="Step with the lowest loss so far.")
     best_loss: float | None = Field(default=None, description="The lowest loss so far.")

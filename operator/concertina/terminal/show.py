@@ -332,9 +332,18 @@ def _evaluation(progress: JobProgress) -> str:
     mark = progress.evaluation
     if mark is None or mark.loss is None:
         return ""
-    perplexity = f" (perplexity {mark.perplexity:.4g})" if mark.perplexity is not None else ""
+    figures = [
+        form.format(value)
+        for form, value in (
+            ("perplexity {:.4g}", mark.perplexity),
+            ("token accuracy {:.1%}", mark.token_accuracy),
+            ("{:.4g} bits per byte", mark.bits_per_byte),
+        )
+        if value is not None
+    ]
+    beside = f" ({', '.join(figures)})" if figures else ""
     others = "".join(f"; {one.name} {one.loss:.4g}" for one in mark.sets[1:] if one.loss is not None)
-    return f"{mark.loss:.4g}{perplexity} at step {mark.step}{others}"
+    return f"{mark.loss:.4g}{beside} at step {mark.step}{others}"
 
 
 def _curves(status: JobStatus) -> Iterable[tuple[str, str]]:

@@ -9,13 +9,13 @@ from concertina_trainer.training.engine import WholeModel
 
 
 def main():
-    losses, local_flags = WholeModel.losses, Saving.local_flags
+    evaluated, local_flags = WholeModel.evaluated, Saving.local_flags
     evaluating = False
 
     def begun(self, batch):
         nonlocal evaluating
         evaluating = True
-        return losses(self, batch)
+        return evaluated(self, batch)
 
     def asked(self):
         flags = local_flags(self)
@@ -25,5 +25,5 @@ def main():
         return flags
 
     if os.environ["RANK"] == "0":
-        WholeModel.losses, Saving.local_flags = begun, asked
+        WholeModel.evaluated, Saving.local_flags = begun, asked
     worker.main()

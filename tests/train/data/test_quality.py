@@ -6,6 +6,7 @@ import pytest
 
 from builders.train.built import documents
 from concertina_trainer import cli
+from concertina_trainer.data.build.duplicates import ROW
 
 TEXTS = [f"document {i % 70} of {'x' * (i % 7)}" for i in range(200)]
 UNIQUE = list(dict.fromkeys(TEXTS))
@@ -47,13 +48,15 @@ def test_the_first_of_equal_documents_is_kept_for_any_processes_and_shares(tmp_p
         for name in (shard["file"], shard["documents_file"])
     }
     assert {name for name in one if name.startswith("shard-")} == named, "no replaced shard is left"
+    shards = json.loads(one["manifest.json"])["shards"]
+    assert all(each["text_bytes"] == each["tokens"] - each["documents"] for each in shards), "without separators"
 
 
 def test_records_that_a_power_failure_cut_off_are_refused(tmp_path, sources, capsys):
     options = ("--duplicates", "remove", "--processes", "1")
     assert command(tmp_path / "out", *options, "--share", "0/2", sources) == 0
     record = next((tmp_path / "out" / "building").glob("*-digests/part-*"))
-    record.write_bytes(record.read_bytes()[:-22])
+    record.write_bytes(record.read_bytes()[: -ROW.itemsize])
     assert command(tmp_path / "out", *options, "--share", "1/2", sources) == 78
     assert "building can't be read (a power failure may have cut them off)" in capsys.readouterr().err
 

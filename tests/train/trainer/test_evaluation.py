@@ -2,7 +2,10 @@
 
 import json
 import math
+import shutil
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -49,6 +52,14 @@ def with_sets(config):
     return {**config, "evaluation": {**config["evaluation"], "sets": sets}}
 
 
+def bytes_per_token(uri, reader):
+    """Return the mean bytes of the evaluated tokens. The tokenizer adds a separator to the bytes of each document."""
+    shards = json.loads(Path(uri, "manifest.json").read_text())["shards"]
+    assert all(shard["text_bytes"] == shard["tokens"] - shard["documents"] for shard in shards)
+    _, read, _ = reader.places(np.arange(SEQUENCES))
+    return np.mean([1 - shards[shard]["documents"] / shards[shard]["tokens"] for shard in read])
+
+
 @pytest.mark.parametrize("ema", [False, True])
 def test_the_loss_is_that_of_what_was_set_aside_and_training_goes_on_as_without(folder, parent, evaluated, ema):
     if ema:
@@ -65,8 +76,9 @@ def test_the_loss_is_that_of_what_was_set_aside_and_training_goes_on_as_without(
     assert list(found) == [4, 6], "the last step too"
     assert figures[4].perplexity == pytest.approx(math.exp(found[4]))
     assert (
-        f"step 4: evaluation loss {found[4]:.4f}, perplexity {figures[4].perplexity:.4g} "
-        f"(mean of {SEQUENCES * 32} tokens" in outcome.output
+        f"step 4: evaluation loss {found[4]:.4f}, perplexity {figures[4].perplexity:.4g}, token accuracy "
+        f"{figures[4].token_accuracy:.4f}, {figures[4].bits_per_byte:.4f} bits per byte (mean of {SEQUENCES * 32} "
+        "tokens" in outcome.output
     )
     config = TrainerConfig.model_validate(evaluated)
     model = Decoder(config.model)
@@ -74,13 +86,21 @@ def test_the_loss_is_that_of_what_was_set_aside_and_training_goes_on_as_without(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[f"{'optimizer.ema' if ema else 'model'}.{name}"])
-        expected = {}
+        expected, accuracies, bits = {}, {}, {}
         for name, uri in (("aside", f"{config.data.uri}/validation"), ("seen", config.data.uri)):
             reader = Reader(DataConfig(uri=uri, groups=GROUPS), 32, SEED)
             tokens = torch.from_numpy(reader.read(0, SEQUENCES))
-            expected[name] = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).item()
+            logits, targets = model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()
+            expected[name] = F.cross_entropy(logits, targets).item()
+            accuracies[name] = (logits.argmax(1) == targets).double().mean().item()
+            bits[name] = expected[name] / math.log(2) / bytes_per_token(uri, reader)
     assert found[6] == pytest.approx(expected["aside"], rel=1e-5)
     assert figures[6].sets == ({} if ema else pytest.approx(expected, rel=1e-5))
+    assert 0 < figures[6].token_accuracy < 1
+    assert figures[6].token_accuracy == accuracies["aside"]
+    assert figures[6].set_token_accuracies == ({} if ema else accuracies)
+    assert figures[6].bits_per_byte == pytest.approx(bits["aside"], rel=1e-5)
+    assert figures[6].set_bits_per_byte == ({} if ema else pytest.approx(bits, rel=1e-5))
     without = {key: value for key, value in evaluated.items() if key != "evaluation"}
     assert node.Job(folder / "without", parent, without).run(2).losses == outcome.losses
     phases = [told.phase for told in outcome.progress]
@@ -97,15 +117,22 @@ def test_the_loss_is_that_of_what_was_set_aside_and_training_goes_on_as_without(
         ),
         pytest.param({"tensor": 2, "asyncTensor": True}, marks=pytest.mark.long(law=f"{LAYOUT}[parallelism0]")),
         pytest.param({"context": 2, "tensor": 2}, marks=pytest.mark.long(law=f"{LAYOUT}[parallelism0]")),
+        {"tensor": 2},
     ],
 )
 def test_in_any_layout_the_losses_are_those_of_one_worker(folder, parent, evaluated, parallelism):
     wide = {**evaluated, "model": {**evaluated["model"], "layers": 4, "heads": 4, "kvHeads": 2}}
     job = node.Job(folder / "cut", parent, wide)
     job.environment["CONCERTINA_PARALLELISM"] = json.dumps(parallelism)
-    found = evaluations(job.run(2 * parallelism.get("tensor", 1)))
-    assert found == pytest.approx(evaluations(node.Job(folder / "whole", parent, wide).run(1)), rel=2e-4)
-    assert list(found) == [4, 6]
+    found = results(job.run(2 * parallelism.get("tensor", 1)))
+    whole = results(node.Job(folder / "whole", parent, wide).run(1))
+    assert list(found) == list(whole) == [4, 6]
+    for step, expected in whole.items():
+        assert found[step].loss == pytest.approx(expected.loss, rel=2e-4)
+        assert found[step].bits_per_byte == pytest.approx(expected.bits_per_byte, rel=2e-4)
+        # a token whose two largest logits are almost equal may differ
+        assert found[step].token_accuracy == pytest.approx(expected.token_accuracy, abs=2 / (SEQUENCES * 32))
+        assert expected.token_accuracy > 0.05
 
 
 @pytest.mark.parametrize("steps", [STEPS, 4], ids=["between steps", "after the last"])
@@ -137,6 +164,21 @@ def test_bitwise_it_is_the_same_bits_in_every_world(folder, parent, evaluated):
     found = [results(node.Job(folder / str(world), parent, bitwise).run(world)) for world in (1, 3)]
     assert found[0] == found[1]
     assert list(found[0]) == [4, 6]
+    assert found[0][6].set_token_accuracies.keys() == found[0][6].set_bits_per_byte.keys() == {"aside", "seen"}
+
+
+def test_bits_per_byte_are_absent_where_the_bytes_are_not_known(folder, parent, evaluated):
+    aside = Path(evaluated["data"]["uri"], "validation")
+    copy = shutil.copytree(aside, folder / "unknown")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    for shard in manifest["shards"]:
+        del shard["text_bytes"]
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    sets = [{"name": "unknown", "uri": str(copy)}, {"name": "known", "uri": str(aside)}]
+    outcome = node.Job(folder / "job", parent, {**evaluated, "steps": 1, "evaluation": {"sets": sets}}).run(1)
+    (figures,) = results(outcome).values()
+    assert (figures.bits_per_byte, list(figures.set_bits_per_byte)) == (None, ["known"])
+    assert list(figures.set_token_accuracies) == ["unknown", "known"]
 
 
 def test_a_set_of_another_tokenizer_is_refused(folder, parent, evaluated):

@@ -62,6 +62,8 @@ def test_every_metric_of_ours_is_on_a_dashboard() -> None:
         "concertina_training_steps",  # This is the job's own metric, which does not disappear with a pod.
         "concertina_training_validation_step",
         "concertina_training_validation_perplexity",  # This follows from the loss.
+        "concertina_training_validation_bits_per_byte",
+        "concertina_training_validation_set_bits_per_byte",
         "concertina_training_snapshot_age_seconds",
         "concertina_training_checkpoint_step",
     }

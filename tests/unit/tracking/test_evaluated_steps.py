@@ -32,8 +32,14 @@ def test_an_evaluated_step_has_its_own_figures_and_the_evaluation() -> None:
 
 
 def test_a_round_that_begins_with_an_evaluation_gives_its_step_no_figures_of_the_next() -> None:
-    evaluated = Evaluated(100, 5.0, 148.4, {"code": 4.0})
+    evaluated = Evaluated(
+        100, 5.0, 148.4, {"code": 4.0}, token_accuracy=0.25, bits_per_byte=1.5, set_token_accuracies={"code": 0.5}
+    )
     (step,) = steps(said(101, 0.7, 100, evaluated), said(102, 0.6, 100, evaluated))
     assert (step.step, dict(step.metrics)) == (
-        100, {"validation_loss": 5.0, "validation_perplexity": 148.4, "validation_loss_code": 4.0},
+        100,
+        {
+            "validation_loss": 5.0, "validation_perplexity": 148.4, "validation_accuracy": 0.25,
+            "validation_bits_per_byte": 1.5, "validation_loss_code": 4.0, "validation_accuracy_code": 0.5,
+        },
     )  # fmt: skip

@@ -167,11 +167,22 @@ def _metrics(progress: p.Progress) -> Mapping[str, float]:
 
 
 def _validation_metrics(evaluated: p.Evaluated) -> Mapping[str, float]:
-    perplexity = {} if evaluated.perplexity is None else {"validation_perplexity": evaluated.perplexity}
-    sets = itertools.islice(evaluated.sets.items(), p.MOST_METRICS)
-    return {
-        "validation_loss": evaluated.loss, **perplexity, **{f"validation_loss_{name}": loss for name, loss in sets},
-    }  # fmt: skip
+    of_first = {
+        "loss": evaluated.loss,
+        "perplexity": evaluated.perplexity,
+        "accuracy": evaluated.token_accuracy,
+        "bits_per_byte": evaluated.bits_per_byte,
+    }
+    of_sets = {
+        "loss": evaluated.sets,
+        "accuracy": evaluated.set_token_accuracies,
+        "bits_per_byte": evaluated.set_bits_per_byte,
+    }
+    return {f"validation_{figure}": value for figure, value in of_first.items() if value is not None} | {
+        f"validation_{figure}_{name}": value
+        for figure, sets in of_sets.items()
+        for name, value in itertools.islice(sets.items(), p.MOST_METRICS)
+    }
 
 
 def _knows_where_it_begins(agent: AgentState, r: Membership) -> bool:

@@ -84,6 +84,24 @@ VALIDATION_SET_LOSS = _gauge(
     "Loss of each set in trainer.evaluation.sets in the last evaluation, by name.",
     "name",
 )
+VALIDATION_ACCURACY = _gauge(
+    "concertina_training_validation_accuracy_ratio",
+    "Share of the validation tokens that the model predicts correctly, from 0 to 1, for losses of tokens.",
+)
+VALIDATION_SET_ACCURACY = _gauge(
+    "concertina_training_validation_set_accuracy_ratio",
+    "Token accuracy of each set in trainer.evaluation.sets in the last evaluation, by name.",
+    "name",
+)
+VALIDATION_BITS_PER_BYTE = _gauge(
+    "concertina_training_validation_bits_per_byte",
+    "Validation loss in bits per byte of text; absent if the bytes of the data are not known.",
+)
+VALIDATION_SET_BITS_PER_BYTE = _gauge(
+    "concertina_training_validation_set_bits_per_byte",
+    "Bits per byte of each set in trainer.evaluation.sets in the last evaluation, by name.",
+    "name",
+)
 VALIDATION_STEP = _gauge("concertina_training_validation_step", "Step after which the validation loss was measured.")
 LEARNING_RATE = _gauge("concertina_training_learning_rate", "Learning rate of the last step.")
 GRADIENT_NORM = _gauge("concertina_training_gradient_norm", "Gradient norm of the last step.")

@@ -135,8 +135,17 @@ class Training:
             yield MetricSample(f.VALIDATION_STEP, progress.evaluated.step)
             if progress.evaluated.perplexity is not None:
                 yield MetricSample(f.VALIDATION_PERPLEXITY, progress.evaluated.perplexity)
-            for name, loss in itertools.islice(progress.evaluated.sets.items(), p.MOST_METRICS):
-                yield MetricSample(f.VALIDATION_SET_LOSS, loss, (name[:LONGEST_NAME],))
+            if progress.evaluated.token_accuracy is not None:
+                yield MetricSample(f.VALIDATION_ACCURACY, progress.evaluated.token_accuracy)
+            if progress.evaluated.bits_per_byte is not None:
+                yield MetricSample(f.VALIDATION_BITS_PER_BYTE, progress.evaluated.bits_per_byte)
+            for family, sets in (
+                (f.VALIDATION_SET_LOSS, progress.evaluated.sets),
+                (f.VALIDATION_SET_ACCURACY, progress.evaluated.set_token_accuracies),
+                (f.VALIDATION_SET_BITS_PER_BYTE, progress.evaluated.set_bits_per_byte),
+            ):
+                for name, value in itertools.islice(sets.items(), p.MOST_METRICS):
+                    yield MetricSample(family, value, (name[:LONGEST_NAME],))
         if progress.mfu is not None:
             yield MetricSample(f.MFU, progress.mfu)
         if progress.save_seconds is not None:

@@ -132,6 +132,15 @@ class Evaluated:
     """Number of evaluations in a row that count as no improvement."""
     stop_reason: str = ""
     """Sentence about why the run ends after this evaluation, or "" if it does not."""
+    token_accuracy: Optional[float] = None
+    """Share of the predicted tokens of the first set whose logit is the largest, with the weights that they have in
+    the loss, or None if the model does not predict tokens."""
+    bits_per_byte: Optional[float] = None
+    """`loss` in bits, per byte of text instead of per token, or None if the bytes are not known."""
+    set_token_accuracies: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Token accuracy of each named set."""
+    set_bits_per_byte: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Bits per byte of each named set for which they are known."""
 
 
 class StepPart(OpenEnum):

@@ -108,6 +108,14 @@ class Evaluations:
     """Loss of the last evaluation that counts as an improvement (see `evaluation_history`)."""
     without_improvement: int = 0
     """Number of evaluations since then."""
+    token_accuracy: Optional[float] = None
+    """Token accuracy of the last evaluation, or None if it has none (see `Evaluated`)."""
+    bits_per_byte: Optional[float] = None
+    """Bits per byte of the last evaluation, or None if they are not known."""
+    set_token_accuracies: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Token accuracy of each named set in the last evaluation."""
+    set_bits_per_byte: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Bits per byte of each named set for which they are known."""
 
 
 MOST_SETS = 8
@@ -228,9 +236,10 @@ class Layout:
 
 
 _LONGEST = -sys.float_info.max
+_LONGEST_SETS = {f"{i:0>{LONGEST_SET_NAME}}": _LONGEST for i in range(MOST_SETS)}
 _LONGEST_EVALUATIONS = Evaluations(
-    "0" * 64, 2**62, _LONGEST, {f"{i:0>{LONGEST_SET_NAME}}": _LONGEST for i in range(MOST_SETS)}, 2**62, _LONGEST,
-    _LONGEST, 2**62,
+    "0" * 64, 2**62, _LONGEST, _LONGEST_SETS, 2**62, _LONGEST, _LONGEST, 2**62, _LONGEST, _LONGEST, _LONGEST_SETS,
+    _LONGEST_SETS,
 )  # fmt: skip
 _NOTHING = Origin()
 _as_object = functools.lru_cache(maxsize=2)(dataclasses.asdict)  # all snapshots of a round have the same origin

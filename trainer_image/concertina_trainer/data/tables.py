@@ -113,8 +113,8 @@ def _check(recipe: Recipe) -> None:
         )
 
 
-def _documents(table: pyarrow.Table, recipe: Recipe) -> Iterator[bytes]:
-    """Yield the content of each document.
+def _documents(table: pyarrow.Table, recipe: Recipe) -> Iterator[tuple[bytes, int]]:
+    """Yield the content of each document, and the bytes of its text, or 0 if it is not text.
 
     Raises:
         InvalidInput: When a row can't be used.
@@ -128,19 +128,21 @@ def _documents(table: pyarrow.Table, recipe: Recipe) -> Iterator[bytes]:
                 f"{', '.join(batch.schema.names)[:300]}: name its columns in the recipe."
             )
         if recipe.typed is not None:
-            yield from (content for record in records if (content := elements_of(record, recipe.typed)))
+            yield from ((content, 0) for record in records if (content := elements_of(record, recipe.typed)))
         else:
-            yield from encode([text for record in records if (text := record.text(recipe.column))])
+            texts = [text for record in records if (text := record.text(recipe.column))]
+            yield from zip(encode(texts), map(len, texts), strict=True)
         first += batch.num_rows
 
 
-def _drafts(documents: Iterator[bytes], shard_bytes: int) -> Iterator[Draft]:
+def _drafts(documents: Iterator[tuple[bytes, int]], shard_bytes: int) -> Iterator[Draft]:
     draft, size = Draft(), 0
-    for document in documents:
+    for document, text_bytes in documents:
         if size >= shard_bytes:
             yield draft
             draft, size = Draft(), 0
         draft.documents.append(document)
+        draft.text_bytes += text_bytes
         size += len(document)
     yield draft
 
@@ -162,7 +164,7 @@ def _schema() -> pyarrow.Schema:
     import pyarrow
 
     types = {int: pyarrow.int64(), str: pyarrow.string()}
-    names = {"tokens", "size", "crc32", "documents"}
+    names = {"tokens", "size", "crc32", "documents", "text_bytes"}
     columns = [field.name for field in dataclasses.fields(TokenShard)]
     return pyarrow.schema([(name, types[int if name in names else str]) for name in (*columns, _ELEMENTS)])
 

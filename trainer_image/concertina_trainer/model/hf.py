@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from concertina_state.errors import InvalidInput
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.format.hf_config import NAME
+from concertina_trainer.model.loss import count_correct
 from concertina_trainer.model.spec import DataShape, ModelSpec
 
 OTHER_INPUTS = ("vision_config", "audio_config", "speech_config")
@@ -154,10 +155,11 @@ def loss(module: Any, batch: Microbatch) -> Tensor:
     ids = None if is_fake else batch.document_ids
     if not is_fake and not getattr(module, "concertina_is_proved", False):
         module.concertina_is_proved = _prove(module, batch.tokens.device, documents=ids is not None)
-    logits = _logits(module, batch.tokens[:, :-1], ids)
-    targets = batch.tokens[:, 1:].flatten()
-    losses = F.cross_entropy(logits.flatten(0, 1).float(), targets, reduction="none")
-    return (losses * batch.weights.flatten()).sum()
+    logits = _logits(module, batch.tokens[:, :-1], ids).flatten(0, 1)
+    targets, weights = batch.tokens[:, 1:].flatten(), batch.weights.flatten()
+    count_correct(logits, targets, weights)
+    losses = F.cross_entropy(logits.float(), targets, reduction="none")
+    return (losses * weights).sum()
 
 
 def _logits(module: Any, tokens: Tensor, document_ids: Tensor | None) -> Tensor:

@@ -10,6 +10,9 @@ torch.nn.functional.linear_cross_entropy accepts neither token weights nor DTens
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any, cast
 
 import torch
@@ -29,6 +32,38 @@ CHUNK_LOGITS = 2**28
 Each additional chunk reads and writes the gradient of the output layer's weight once more, which takes longer than
 launching the chunk's kernels.
 """
+
+_correct: ContextVar[list[Tensor] | None] = ContextVar("correct", default=None)
+
+
+@contextlib.contextmanager
+def correct_weights() -> Iterator[list[Tensor]]:
+    """Yield a list to which each loss that is computed in the context adds one element.
+
+    The element is the sum of the weights of the tokens that are predicted correctly, a float64 scalar. A token is
+    predicted correctly if its logit is the largest. Among equal logits, that of the lowest token id counts as the
+    largest.
+
+    The outputs of pipeline stages have fixed shapes, so the model can't return these sums beside the loss.
+    """
+    found: list[Tensor] = []
+    token = _correct.set(found)
+    try:
+        yield found
+    finally:
+        _correct.reset(token)
+
+
+def count_correct(logits: Tensor, targets: Tensor, token_weights: Tensor) -> None:
+    """Add an element to the list of `correct_weights`, if there is one, for a loss of whole logits.
+
+    Args:
+        logits: `[rows, vocabulary]`.
+        targets: `[rows]`.
+        token_weights: `[rows]`.
+    """
+    if (found := _correct.get()) is not None:
+        found.append(_correct_weight(logits, targets, token_weights, 0, None))
 
 
 def summed_cross_entropy(
@@ -58,12 +93,15 @@ def summed_cross_entropy(
     has_gradient = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (rows, weight)]
     rows_per_chunk = max(1, CHUNK_LOGITS // columns)  # the same on all ranks of the group, whose chunks are summed
     losses: list[Tensor] = []
+    found, correct = _correct.get(), []
     row_gradients: list[Tensor] = []
     weight_gradient: Tensor | None = None
     with torch.no_grad():
         for begin in range(0, len(rows), rows_per_chunk):
             chunk = slice(begin, begin + rows_per_chunk)
             logits = soft_capped(F.linear(rows[chunk], weight), soft_cap)
+            if found is not None:
+                correct.append(_correct_weight(logits, targets[chunk], token_weights[chunk], offset, mesh))
             loss, gradient = _loss_and_gradient(logits, targets[chunk], token_weights[chunk], mesh)
             if soft_cap is not None:
                 gradient *= 1 - (logits / soft_cap).square()
@@ -73,6 +111,8 @@ def summed_cross_entropy(
             if has_gradient[1]:
                 weight_gradient = _added(weight_gradient, gradient.T @ rows[chunk])
         total = torch.stack(losses).sum()
+        if found is not None:
+            found.append(torch.stack(correct).sum())
     if has_gradient[0]:
         total = total + _KnownGradient.apply(rows, torch.cat(row_gradients))
     if weight_gradient is not None:
@@ -111,6 +151,22 @@ def _loss_and_gradient(
     gradient = logarithms.exp_().mul_(scale[:, None])
     gradient[at_target] -= token_weights.where(is_own, 0)
     return -torch.sum(target_logarithms * token_weights), gradient.to(logits.dtype)
+
+
+def _correct_weight(
+    logits: Tensor, targets: Tensor, token_weights: Tensor, offset: int, mesh: DeviceMesh | None
+) -> Tensor:
+    """Return the sum of the weights of the tokens whose logit is the largest, float64.
+
+    If `mesh` is given, the vocabulary is split over its ranks, and `logits` has the columns from `offset` on. Targets
+    are relative to `offset`.
+    """
+    largest, ids = logits.max(1)  # the first one of equal logits
+    if mesh is not None:
+        of_all = _reduced(precise(largest), "max", mesh)
+        none = torch.iinfo(ids.dtype).max
+        ids = _reduced((ids + offset).where(precise(largest) == of_all, none), "min", mesh) - offset
+    return torch.sum(token_weights.where(ids == targets, 0), dtype=torch.float64)
 
 
 def _reduced(tensor: Tensor, operation: str, mesh: DeviceMesh) -> Tensor:

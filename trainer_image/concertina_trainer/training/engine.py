@@ -13,6 +13,7 @@ from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batch import BatchPlan
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model.attention import Context
+from concertina_trainer.model.loss import correct_weights
 from concertina_trainer.model.optimizer import LocalOptimizer
 from concertina_trainer.model.own import OwnModel
 from concertina_trainer.model.stages import Stages
@@ -32,8 +33,12 @@ class Engine(Protocol):
         """
         ...
 
-    def losses(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
-        """Return the losses that `forward_backward` returns, without computing gradients."""
+    def evaluated(self, microbatches: Sequence[Microbatch]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the losses that `forward_backward` returns, without computing gradients.
+
+        Return also the sums of the weights of the correctly predicted tokens (see `correct_weights`). Custom models
+        have none.
+        """
         ...
 
 
@@ -63,9 +68,10 @@ class WholeModel:
         self._sums.finish(self._optimizer.gradients())
         return losses if self._counts else []
 
-    def losses(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
-        losses = [self._loss(microbatch.to(self._world.device)) for microbatch in microbatches]
-        return losses if self._counts else []
+    def evaluated(self, microbatches: Sequence[Microbatch]) -> tuple[list[Tensor], list[Tensor]]:
+        with correct_weights() as correct:
+            losses = [self._loss(microbatch.to(self._world.device)) for microbatch in microbatches]
+        return (losses, correct) if self._counts else ([], [])
 
     def _loss(self, microbatch: Microbatch) -> Tensor:
         if isinstance(self._model, OwnModel):
@@ -90,8 +96,11 @@ class Pipelined:
                 sum_tied(self._model, self._world)
         return losses
 
-    def losses(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
-        return self._run(self._schedule.eval, [microbatch.to(self._world.device) for microbatch in microbatches])
+    def evaluated(self, microbatches: Sequence[Microbatch]) -> tuple[list[Tensor], list[Tensor]]:
+        on_device = [microbatch.to(self._world.device) for microbatch in microbatches]
+        with correct_weights() as correct:
+            losses = self._run(self._schedule.eval, on_device)
+        return losses, correct if self._counts else []
 
     def _run(self, run: Callable[..., Any], microbatches: Sequence[Microbatch]) -> list[Tensor]:
         losses: list[Tensor] = []

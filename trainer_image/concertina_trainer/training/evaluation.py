@@ -13,6 +13,7 @@ that step from the beginning (decision "A drain interrupts an evaluation").
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import time
@@ -45,6 +46,46 @@ SEED = 0
 """Seed of the order of sequences. It does not depend on the run's seed, so that runs can be compared."""
 GROUPS = 1
 """Number of groups of shards in that order. It does not depend on the run's `data.groups`, for the same reason."""
+
+
+@dataclasses.dataclass
+class Batches:
+    """Results of the evaluated batches of a set."""
+
+    losses: list[float] = dataclasses.field(default_factory=list)
+    """Mean loss of each batch."""
+    correct: list[float] = dataclasses.field(default_factory=list)
+    """Share of the weights of each batch that correctly predicted tokens have, or empty for a custom model."""
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    """Sum of the weights of each batch's predicted tokens."""
+    text_bytes: list[float | None] = dataclasses.field(default_factory=list)
+    """Bytes of text of each batch (see `Reader.text_bytes`)."""
+
+    def figures(self) -> Figures:
+        """Return the figures of the set."""
+        total = sum(self.tokens)
+        pairs = list(zip(self.losses, self.tokens, strict=True))
+        loss = sum(loss * count for loss, count in pairs) / total
+        # The sum of weights is a whole number. Rounding to it removes the errors of the weights, which are multiplied
+        # by 1 / count in float32.
+        shares = zip(self.correct, self.tokens, strict=bool(self.correct))
+        accuracy = sum(round(share * count) for share, count in shares) / total if self.correct else None
+        known = [each for each in self.text_bytes if each]
+        is_known = len(known) == len(self.text_bytes) and math.isfinite(loss)
+        return Figures(loss, total, accuracy, loss / math.log(2) * total / sum(known) if is_known else None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """Figures of one set."""
+
+    loss: float
+    tokens: int
+    """Sum of the weights of the predicted tokens."""
+    token_accuracy: float | None
+    """Share of `tokens` whose logit is the largest, or None if the model does not predict tokens."""
+    bits_per_byte: float | None
+    """Loss in bits per byte of text, or None if it is not known or not finite."""
 
 
 class Evaluation:
@@ -103,37 +144,53 @@ class Evaluation:
         started = time.perf_counter()
         self._reporter.evaluating(step)
         with self._world.times.measured(StepPart.EVALUATION):
-            measured = {name: self._losses(reader) for name, reader in self._readers.items()}
-        seconds, batches = time.perf_counter() - started, sum(map(self._batches, self._readers.values()))
-        finished = sum(len(losses) for losses, _ in measured.values())
+            measured = {name: self._batches(reader) for name, reader in self._readers.items()}
+        seconds, batches = time.perf_counter() - started, sum(map(self._number_of_batches, self._readers.values()))
+        finished = sum(len(each.losses) for each in measured.values())
         if finished < batches:
             self._reporter.note(
                 f"step {step}: the evaluation stopped for a drain, after {finished} of {batches} "
                 "batches; the round that continues from this step starts it again"
             )
             return False
-        for name, (_, counts) in measured.items():
-            if not sum(counts):
+        for name, each in measured.items():
+            if not sum(each.tokens):
                 raise InvalidInput(
                     f"the evaluation set {name} has no token to predict in its first {self._config.sequences} "
                     "sequences, so its loss would be 0: raise evaluation.sequences, or use another set."
                 )
-        means = {name: _mean(losses, tokens) for name, (losses, tokens) in measured.items()}
-        (loss, tokens), *_ = means.values()
-        named = means if self._config.sets else {}
-        sets = {name: loss for name, (loss, _) in named.items()}
-        least = self._config.stopping.least_improvement if self._config.stopping else 0.0
-        self.history = with_result(self.history, step, loss, sets, least)
+        by_set = {name: each.figures() for name, each in measured.items()}
+        first, *_ = by_set.values()
+        named = by_set if self._config.sets else {}
+        self.history = self._with_figures(step, first, named)
         self._saving.evaluated(self.history)
         result = self._result()
-        figures = [f"evaluation loss {loss:.4f}"]
+        figures = [f"evaluation loss {first.loss:.4f}"]
         figures += [] if result.perplexity is None else [f"perplexity {result.perplexity:.4g}"]
-        sentence = f"step {step}: {', '.join(figures)} (mean of {tokens:,} tokens, {seconds:.1f} s)"
+        figures += _words(first)
+        sentence = f"step {step}: {', '.join(figures)} (mean of {first.tokens:,} tokens, {seconds:.1f} s)"
         if named:
-            losses = (f"{name} {loss:.4f} of {tokens:,} tokens" for name, (loss, tokens) in named.items())
-            sentence += f"; by set: {', '.join(losses)}"
+            sets = (
+                ", ".join([f"{name} {each.loss:.4f}", *_words(each)]) + f" of {each.tokens:,} tokens"
+                for name, each in named.items()
+            )
+            sentence += f"; by set: {'; '.join(sets)}"
         self._reporter.evaluated(result, sentence)
         return True
+
+    def _with_figures(self, step: int, first: Figures, named: Mapping[str, Figures]) -> Evaluations:
+        """Return the history with the figures of the first set and of the named sets."""
+        sets = {name: each.loss for name, each in named.items()}
+        least = self._config.stopping.least_improvement if self._config.stopping else 0.0
+        accuracies = {name: each.token_accuracy for name, each in named.items()}
+        bits = {name: each.bits_per_byte for name, each in named.items()}
+        return dataclasses.replace(
+            with_result(self.history, step, first.loss, sets, least),
+            token_accuracy=first.token_accuracy,
+            bits_per_byte=first.bits_per_byte,
+            set_token_accuracies={name: value for name, value in accuracies.items() if value is not None},
+            set_bits_per_byte={name: value for name, value in bits.items() if value is not None},
+        )
 
     def _result(self) -> Evaluated:
         """Return the last evaluation for the agent's reports."""
@@ -147,22 +204,26 @@ class Evaluation:
             best_loss=history.best_loss,
             without_improvement=history.without_improvement,
             stop_reason=self.stop_reason,
+            token_accuracy=history.token_accuracy,
+            bits_per_byte=history.bits_per_byte,
+            set_token_accuracies=history.set_token_accuracies,
+            set_bits_per_byte=history.set_bits_per_byte,
         )
 
     def _count(self, reader: Reader) -> int:
         return min(self._config.sequences, reader.epoch_size)
 
-    def _batches(self, reader: Reader) -> int:
+    def _number_of_batches(self, reader: Reader) -> int:
         return -(-self._count(reader) // self._plan.global_size)
 
     @torch.no_grad()
-    def _losses(self, reader: Reader) -> tuple[list[float], list[int]]:
-        """Return the mean loss of each batch of a set, and the sum of the weights of each batch's predicted tokens.
+    def _batches(self, reader: Reader) -> Batches:
+        """Evaluate the batches of a set.
 
         If a request to stop the round (a drain) arrives during the evaluation, the remaining batches are left out.
         """
         sums: list[Tensor] = []
-        tokens: list[int] = []
+        found = Batches()
         number = self._count(reader)
         for begin in range(0, number, self._plan.global_size):
             end = min(number, begin + self._plan.global_size)
@@ -172,25 +233,33 @@ class Evaluation:
             # overlaps with the computation of the previous batch.
             if sums and sums[-1][-1].item():
                 break
-            losses = self._sums.losses(self._engine.losses(batch))
-            payload = torch.cat([losses, losses.new_tensor([self._saving.local_flags().drain])])
+            losses, correct = self._engine.evaluated(batch)
+            parts = [self._sums.losses(losses)]
+            parts += [self._sums.losses(correct)] if self._model.predicts_tokens else []
+            payload = torch.cat([*parts, parts[0].new_tensor([self._saving.local_flags().drain])])
             dist.all_reduce(payload)
             sums.append(payload)
-            tokens.append(count)
+            found.tokens.append(count)
+            found.text_bytes.append(reader.text_bytes(begin, end) if self._model.predicts_tokens else None)
         for module in self._model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()  # no backward pass frees the gathered weights
-        return [self._sums.loss(losses) for *losses, _ in torch.stack(sums).tolist()], tokens
+        for *summed, _ in torch.stack(sums).tolist():
+            size = len(summed) // 2 if self._model.predicts_tokens else len(summed)
+            found.losses.append(self._sums.loss(summed[:size]))
+            if self._model.predicts_tokens:
+                found.correct.append(self._sums.loss(summed[size:]))
+        return found
 
 
 def _number(loss: float | None) -> float:
     return math.nan if loss is None else loss
 
 
-def _mean(losses: list[float], tokens: list[int]) -> tuple[float, int]:
-    """Return the mean loss of a set, given those of its batches, and the sum of the weights of its tokens."""
-    loss = sum(loss * count for loss, count in zip(losses, tokens, strict=True)) / sum(tokens)
-    return loss, sum(tokens)
+def _words(figures: Figures) -> list[str]:
+    """Return the known figures beside the loss, for the log."""
+    accuracy = [] if figures.token_accuracy is None else [f"token accuracy {figures.token_accuracy:.4f}"]
+    return accuracy + ([] if figures.bits_per_byte is None else [f"{figures.bits_per_byte:.4f} bits per byte"])
 
 
 def perplexity_of(loss: float) -> float | None:

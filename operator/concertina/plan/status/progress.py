@@ -91,8 +91,15 @@ def _evaluation(ctx: JobContext, reported: protocol.Progress) -> EvaluationMark 
             step=max(0, evaluated.step),
             loss=_finite(evaluated.loss),
             perplexity=_finite(evaluated.perplexity),
+            token_accuracy=_finite(evaluated.token_accuracy),
+            bits_per_byte=_finite(evaluated.bits_per_byte),
             sets=tuple(
-                EvaluationSetMark(name=name[:32], loss=_finite(loss))
+                EvaluationSetMark(
+                    name=name[:32],
+                    loss=_finite(loss),
+                    token_accuracy=_finite(evaluated.set_token_accuracies.get(name)),
+                    bits_per_byte=_finite(evaluated.set_bits_per_byte.get(name)),
+                )
                 for name, loss in itertools.islice(evaluated.sets.items(), MOST_SETS)
             ),
             best_step=None if evaluated.best_step is None else max(0, evaluated.best_step),

@@ -86,6 +86,6 @@ def slow_has_less(job: Object) -> bool:
 def evaluations(log: str) -> dict[int, float]:
     """Return the logged evaluations by step; a repeated one must have the same result."""
     loss_by_step: dict[int, float] = {}
-    for step, loss in re.findall(r"step (\d+): evaluation loss ([\d.]+), perplexity [\d.e+]+ \(mean of", log):
+    for step, loss in re.findall(r"step (\d+): evaluation loss ([\d.]+), perplexity [\d.e+]+,.* \(mean of", log):
         assert loss_by_step.setdefault(int(step), float(loss)) == pytest.approx(float(loss), rel=BOUND)
     return loss_by_step

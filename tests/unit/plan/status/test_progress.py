@@ -115,13 +115,19 @@ def test_a_speed_that_nobody_knows_is_not_said_to_be_none_at_all() -> None:
 def test_an_evaluation_stays_until_the_next_one_or_until_its_step_is_undone() -> None:
     seen = jobs.running(jobs.spec())
     reported = replace(
-        progress(44, T0 + 13), evaluated=protocol.Evaluated(40, 1.23456789, 3.5, {"a": 2.0, "b": math.nan})
-    )
+        progress(44, T0 + 13),
+        evaluated=protocol.Evaluated(
+            40, 1.23456789, 3.5, {"a": 2.0, "b": math.nan}, token_accuracy=0.25, bits_per_byte=0.5,
+            set_token_accuracies={"a": 0.25, "b": 0.75}, set_bits_per_byte={"a": 0.5},
+        ),
+    )  # fmt: skip
     seen = with_coordinator(seen, progress=reported)
     seen = jobs.then(seen, plan(seen, T0 + 13))
     mark = seen.job.status.progress.evaluation
     assert (mark.step, mark.loss, mark.perplexity) == (40, 1.234568, 3.5)
-    assert [(one.name, one.loss) for one in mark.sets] == [("a", 2.0), ("b", None)]
+    assert (mark.token_accuracy, mark.bits_per_byte) == (0.25, 0.5)
+    figures = [(one.name, one.loss, one.token_accuracy, one.bits_per_byte) for one in mark.sets]
+    assert figures == [("a", 2.0, 0.25, 0.5), ("b", None, 0.75, None)]
     assert plan(with_coordinator(seen, progress=progress(41, T0 + 16)), T0 + 16).status.progress.evaluation == mark
     assert plan(with_coordinator(seen, progress=progress(39, T0 + 16)), T0 + 16).status.progress.evaluation is None
     worse = replace(reported, evaluated=protocol.Evaluated(44, float("nan")), at=T0 + 16)

@@ -62,7 +62,8 @@ def test_data_is_aligned_and_stays_in_place_whatever_the_metadata_says():
     least = -sys.float_info.max
     sets = {f"{number}{'n' * (LONGEST_SET_NAME - 1)}": least for number in range(MOST_SETS)}
     large = dataclasses.replace(
-        small, evaluations=Evaluations("d" * 64, 2**53, least, sets, 2**53, least, least, 2**53)
+        small,
+        evaluations=Evaluations("d" * 64, 2**53, least, sets, 2**53, least, least, 2**53, least, least, sets, sets),
     )
     headers = [layout.header(metadata) for metadata in (small, METADATA, large)]
     assert {len(header) for header in headers} == {layout.data_begin}

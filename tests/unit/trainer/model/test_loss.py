@@ -53,6 +53,25 @@ def test_loss_and_gradients_are_those_of_all_logits(
         torch.testing.assert_close(gradient, reference, rtol=0, atol=bound * largest)
 
 
+@pytest.mark.parametrize("logits", [loss.CHUNK_LOGITS, 1000])
+def test_correct_tokens_are_those_with_the_first_of_the_largest_logits(
+    monkeypatch: pytest.MonkeyPatch, logits: int
+) -> None:
+    monkeypatch.setattr(loss, "CHUNK_LOGITS", logits)
+    x, weight, _, token_weights = inputs(torch.float32)
+    with torch.no_grad():
+        weight[50] = weight[60] = 8 * x[0, 0]  # equal logits, which are the largest of several tokens
+        first = F.linear(x, weight).argmax(2)
+    assert 0 < int((first == 50).sum()) < first.numel()
+    targets = first.where(torch.arange(LENGTH) % 3 > 0, (first + 1) % VOCABULARY)
+    targets[0, 0] = 60
+    expected = token_weights.double()[targets == first].sum().item()
+    with torch.no_grad(), loss.correct_weights() as correct:
+        for _ in range(2):
+            loss.summed_cross_entropy(x, weight, targets, token_weights)
+    assert [each.item() for each in correct] == pytest.approx([expected, expected], rel=1e-12)
+
+
 @pytest.mark.parametrize("trained", [0, 1])
 def test_one_of_both_has_a_gradient(trained: int) -> None:
     x, weight, targets, token_weights = inputs(torch.float64)

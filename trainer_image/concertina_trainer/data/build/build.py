@@ -376,9 +376,9 @@ def _without_duplicates(
     if recipe.duplicates is Duplicates.counted:
         return whole
     element_bytes = sum(field.bytes for field in recipe.fields())
-    unique = removed(folder, shards, first[:count], element_bytes)
+    unique = removed(folder, shards, rows[:count], first[:count], element_bytes)
     validation = ObjectPrefix(f"{folder.uri}/{VALIDATION}", create=True)
-    unique_aside = removed(validation, shards_aside, first[count:], element_bytes)
+    unique_aside = removed(validation, shards_aside, rows[count:], first[count:], element_bytes)
     if unique is None or unique_aside is None:
         return None
     kept, kept_aside = rows[:count][first[:count]], rows[count:][first[count:]]

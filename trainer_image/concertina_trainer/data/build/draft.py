@@ -16,6 +16,8 @@ class Draft:
 
     def __init__(self) -> None:
         self.documents: list[bytes] = []
+        self.text_bytes = 0
+        """Bytes of the text that became the documents, or 0 if it is not known (see `TokenShard.text_bytes`)."""
 
     def put(self, folder: ObjectPrefix, name: str, token_bytes: int) -> tuple[TokenShard, ...]:
         if not self.documents:
@@ -34,5 +36,6 @@ class Draft:
             documents_file=f"{name}.documents",
             documents=len(lengths),
             documents_sha256=hashlib.sha256(begins).hexdigest(),
+            text_bytes=self.text_bytes or None,
         )
         return (shard,)

@@ -23,9 +23,12 @@ DIGEST_BYTES = 16
 """Bytes of a digest. Among 10^12 different documents, the chance of two equal digests is below 10^-14."""
 
 
-ROW = np.dtype([("digest", np.void, DIGEST_BYTES), ("trained", "<u4"), ("truncated", np.uint8), ("overlaps", np.bool_)])
+ROW = np.dtype([
+    ("digest", np.void, DIGEST_BYTES), ("trained", "<u4"), ("truncated", np.uint8), ("overlaps", np.bool_),
+    ("text_bytes", "<u8"),
+])  # fmt: skip
 """Row of a document. `trained` and `truncated` are its ChatCounts. `overlaps` says whether it has an n-gram of the
-evaluation data."""
+evaluation data. `text_bytes` is the size of its text, or 0 (see `Document.text_bytes`)."""
 _Rows = NDArray[np.void]
 
 
@@ -34,9 +37,9 @@ def digest(document: bytes) -> bytes:
     return hashlib.sha256(document).digest()[:DIGEST_BYTES]
 
 
-def row(document: bytes, chats: ChatCounts, overlaps: bool) -> tuple[bytes, int, int, bool]:
+def row(document: bytes, chats: ChatCounts, overlaps: bool, text_bytes: int) -> tuple[bytes, int, int, bool, int]:
     """Return the row of a document with this content. `overlaps` says whether it overlaps with evaluation data."""
-    return digest(document), chats.trained, chats.truncated, overlaps
+    return digest(document), chats.trained, chats.truncated, overlaps, text_bytes
 
 
 def rows_of(recorded: bytes) -> _Rows:
@@ -55,9 +58,11 @@ def chats_of(rows: _Rows) -> ChatCounts:
 
 
 def removed(
-    folder: ObjectPrefix, shards: Sequence[TokenShard], keep: NDArray[np.bool_], element_bytes: int
+    folder: ObjectPrefix, shards: Sequence[TokenShard], rows: _Rows, keep: NDArray[np.bool_], element_bytes: int
 ) -> list[TokenShard] | None:
     """Write the shards again that have documents to remove, under other names, and return all shards that remain.
+
+    `rows` has the row of each document, and `keep` says whether the document stays.
 
     The old shards stay, because another process may be finishing the same build. If one is missing, another process has
     finished the build, and the result is None.
@@ -66,7 +71,8 @@ def removed(
     edges = np.cumsum([0, *(shard.documents for shard in shards)])
     for shard, begin, end in zip(shards, edges[:-1], edges[1:], strict=True):
         of_shard = keep[begin:end]
-        unique = (shard,) if of_shard.all() else _without(folder, shard, of_shard, element_bytes)
+        text_bytes = int(rows["text_bytes"][begin:end][of_shard].sum())
+        unique = (shard,) if of_shard.all() else _without(folder, shard, of_shard, element_bytes, text_bytes)
         if unique is None:
             return None
         remaining += unique
@@ -74,7 +80,7 @@ def removed(
 
 
 def _without(
-    folder: ObjectPrefix, shard: TokenShard, keep: NDArray[np.bool_], element_bytes: int
+    folder: ObjectPrefix, shard: TokenShard, keep: NDArray[np.bool_], element_bytes: int, text_bytes: int
 ) -> Sequence[TokenShard] | None:
     content, begins = folder.get(shard.file), folder.get(shard.documents_file)
     if content is None or begins is None:
@@ -82,4 +88,5 @@ def _without(
     edges = [int(begin) * element_bytes for begin in np.frombuffer(begins, "<u8")] + [len(content)]
     draft = Draft()
     draft.documents = [content[edges[i] : edges[i + 1]] for i in np.flatnonzero(keep).tolist()]
+    draft.text_bytes = text_bytes
     return draft.put(folder, f"{shard.file.removesuffix('.bin')}-unique", element_bytes)

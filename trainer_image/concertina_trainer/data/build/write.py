@@ -61,6 +61,8 @@ class Document:
     content: bytes
     """Tokens, or b"" if the document is dropped."""
     chats: ChatCounts = NO_CHATS
+    text_bytes: int = 0
+    """Bytes of the text that became the tokens. It is 0 for numbers, and for chats, whose template adds text."""
 
 
 class ShardWriter:
@@ -83,6 +85,7 @@ class ShardWriter:
         if self._text_bytes >= self._shard_bytes:
             self._put()
         self._draft.documents.append(document.content)
+        self._draft.text_bytes += document.text_bytes
         self._text_bytes += len(document.text)
 
     def finished(self) -> tuple[TokenShard, ...]:
@@ -114,7 +117,7 @@ def write(
     training, validation = (
         ShardWriter(folder, name, element_bytes, shard_bytes, check) for folder in (uri, f"{uri}/{aside}")
     )
-    rows: tuple[list[tuple[bytes, int, int, bool]], ...] = ([], [])
+    rows: tuple[list[tuple[bytes, int, int, bool, int]], ...] = ([], [])
     counts = recipe.duplicates is not Duplicates.kept
     for document in _chats(source, recipe) if recipe.chats else _texts(source, recipe):
         is_aside = set_aside(document.source, recipe.validation)
@@ -123,7 +126,7 @@ def write(
             continue
         overlaps = search is not None and not is_aside and search.search(document.text)
         if counts:
-            rows[is_aside].append(row(document.content, document.chats, overlaps))
+            rows[is_aside].append(row(document.content, document.chats, overlaps, document.text_bytes))
     overlap = search.found() if search is not None else Overlap()
     written = Written(training.finished(), validation.finished(), overlap, training.chats, validation.chats)
     return written, (np.array(rows[0], ROW).tobytes(), np.array(rows[1], ROW).tobytes())
@@ -134,7 +137,7 @@ def _texts(source: ShardInput, recipe: Recipe) -> Iterator[Document]:
     texts = (text for piece in source.pieces for text in _documents(piece, recipe) if text)
     for batch in _batches(texts):
         for text, tokens in zip(batch, tokenizer.encode(batch), strict=True):
-            yield Document(text, text, tokens)
+            yield Document(text, text, tokens, text_bytes=0 if recipe.typed else len(text))
 
 
 def _chats(source: ShardInput, recipe: Recipe) -> Iterator[Document]:

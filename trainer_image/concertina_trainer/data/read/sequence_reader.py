@@ -304,6 +304,24 @@ class Reader:
             sums[which] = data.plan(shard).predicted[indexes] if weighted is None else weighted[indexes]
         return sums
 
+    def text_bytes(self, start: int, stop: int) -> float | None:
+        """Return how many bytes of text the predicted tokens of the sequences from `start` to `stop` - 1 stand for.
+
+        A token counts with the mean bytes per token of its shard. The tokens that end documents are among these.
+
+        The result is None if it is not known: for chats and documents that are not text, if the data set was built
+        without it, or if a transform can change tokens.
+        """
+        if self._transform is not None:
+            return None
+        predicted, total = self.predicted(start, stop), 0.0
+        for data, shard, which, _ in self._by_shard(np.arange(start, stop)):
+            facts = data.manifest.shards[shard]
+            if not facts.text_bytes:
+                return None
+            total += int(predicted[which].sum()) * facts.text_bytes / facts.tokens
+        return total
+
     @property
     def _weighted(self) -> bool:
         return any(data_set.manifest.weighted for data_set in self._sets)
