@@ -44,14 +44,14 @@ ON_API_SERVER = {
     "install.md": ("kubectl apply --server-side", "kubectl patch serviceaccount", "kubectl create quota"),
     "master-key.md": ("OLD=", "kubectl -n concertina-system", "kubectl get tj"),
     "metrics.md": ("kubectl create clusterrolebinding",),
-    "queues.md": ("kubectl get tj",),
+    "queued-jobs.md": ("kubectl get tj",),
     "tracing.md": ("kubectl get tj",),
 }
 """The same of tests/cluster/test_site.py."""
 NAMESPACED_INSTALL = ("install.md", "helm install concertina charts/concertina --namespace team-a")
 """Page and beginning of the block that tests/cluster/test_chart.py runs."""
-NEEDS = ("kind", "cloud", "images")
-"""What a command may need that no test has: real kubelets, a cloud, an engine that builds images."""
+NEEDS = ("kind", "cloud", "images", "gpu")
+"""What a command may need that no test has: real kubelets, a cloud, an engine that builds images, a GPU."""
 BLOCK = re.compile(
     r"(?:^ *<!-- needs: (?P<needs>[\w, ]+) -->\n)?"
     r"^(?P<indent> *)```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^ *```$",

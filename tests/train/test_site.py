@@ -52,6 +52,21 @@ def test_commands_about_data_run(tmp_path: Path) -> None:
     assert (tmp_path / "data" / "validation").is_dir()
 
 
+def test_a_build_that_would_leave_data_out_prints_what_its_page_shows(tmp_path: Path) -> None:
+    (block,) = pages.beginning_with("data.md", "$ concertina data build --out data corpus/")
+    command, shown = block.text.removeprefix("$ ").split("\n", 1)
+    (tmp_path / "corpus").mkdir()
+    others = ("LICENSE", "README.md", "extra.csv", "a.jsonl", "b.jsonl")
+    for name in (*others, *(f"{number}.jsonl.zst" for number in range(12))):
+        (tmp_path / "corpus" / name).touch()
+    program, *arguments = command.split()
+    done = subprocess.run(
+        [Path(sys.executable).parent / program, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == os.EX_CONFIG, done.stderr
+    assert (done.stdout + done.stderr).split() == shown.split()
+
+
 def test_data_that_are_not_text_are_built_as_their_page_says(tmp_path: Path) -> None:
     name = "typed-data.md"
     [code] = [block.text for block in pages.blocks(pages.DOCS / name) if block.language == "python"]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from builders import pages
 from builders.gpu.__main__ import main, pick, status
 from builders.gpu.checks import CHECKS, TITAN_PACKAGES, Check, Kind
 from builders.gpu.machine import ROOT, Card, Machine, environment, why_not_runnable
@@ -272,18 +273,23 @@ def test_results_hold_no_names_of_hosts_or_users_and_no_addresses(monkeypatch):
     assert public["figures"] == {"at": "HOST", "seconds": 1.5}
 
 
-def test_results_of_several_machines_make_one_table(tmp_path, capsys):
+def test_results_of_several_machines_make_one_table(tmp_path):
+    """The command of docs/gpu-checks.md makes the table."""
     h200 = Machine("3.12", "2.11.0", cards=(Card("NVIDIA H200", 139.0),))
     written = [
         results(Result("throughput", Outcome.PASSED, figures={"a step, s": 0.20512}), Result("bits", Outcome.FAILED)),
         results(Result("throughput", Outcome.PASSED, figures={"a step, s": 0.21}), Result("bits", Outcome.PASSED)),
         results(Result("throughput", Outcome.NOT_REACHED), machine=h200, described="1234567890abcdef-dirty"),
     ]
-    paths = [tmp_path / f"{number}.json" for number in range(3)]
-    for path, contents in zip(paths, written, strict=True):
-        path.write_text(json.dumps(contents))
-    assert main(["merge", *map(str, paths)]) == 0
-    assert capsys.readouterr().out.splitlines() == [
+    for number, contents in enumerate(written):
+        (tmp_path / f"gpu-{number}.json").write_text(json.dumps(contents))
+    (block,) = pages.beginning_with("gpu-checks.md", "PYTHONPATH=tests python3 -m builders.gpu merge")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    script = block.text.replace("out/gpu-", f"{tmp_path}/gpu-")
+    merged = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, env=os.environ | {"PATH": path}, capture_output=True, text=True
+    )
+    assert merged.stdout.splitlines() == [
         "|  | NVIDIA H100 80GB HBM3, torch 2.15.0, 1234567890ab | NVIDIA H200, torch 2.11.0, 1234567890ab (changed) |",
         "| --- | --- | --- |",
         "| throughput | passed; passed | not reached |",

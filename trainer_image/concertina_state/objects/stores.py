@@ -1,7 +1,7 @@
 """Object stores behind a URI: the supported schemes, and how each store finds its endpoint, credentials and CA.
 
 Credentials come from the sources that obstore supports: environment variables, web identity, metadata servers, and the
-files of Google and Azure. This module adds the static keys in AWS's files. docs/checkpoints.md lists the variables.
+files of Google and Azure. This module adds the static keys in AWS's files. docs/storage-access.md lists the variables.
 """
 
 from __future__ import annotations
