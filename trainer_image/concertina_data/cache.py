@@ -252,7 +252,10 @@ class Stored:
             for piece in pieces:
                 while piece:
                     piece = piece[draft.write(piece) :]
-            Path(draft.name).replace(path)
+            try:
+                Path(draft.name).replace(path)
+            except FileNotFoundError:
+                return False  # another process has deleted the draft
         return True
 
     def _room_for(self, path: Path, size: int) -> io.FileIO | None:

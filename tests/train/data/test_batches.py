@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask
 
+from builders.until import until
 from concertina_state.errors import InvalidInput
 from concertina_trainer import cli
 from concertina_trainer.config.data_config import DataConfig
 from concertina_trainer.data.build.build import build
+from concertina_trainer.data.read import batches as prepared
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import AHEAD, AHEAD_OF_SHARES, Batches, microbatches
 from concertina_trainer.data.read.sequence_reader import Reader
@@ -182,6 +184,21 @@ def test_shares_move_the_edges_between_ranks_and_nothing_else(reader):
 
 def test_a_change_of_shares_is_in_effect_before_the_next_one():
     assert AHEAD_OF_SHARES + 1 < WINDOW
+
+
+@pytest.mark.parametrize(("batch_sizes", "ready"), [(0.5, 2), (3.5, 3), (100, AHEAD)])
+def test_batches_that_are_ready_are_bounded_by_their_size(uris, monkeypatch, batch_sizes, ready):
+    reader, plan, cpu = Reader(DataConfig(uri=uris[0]), LENGTH, 1), plan_batch(7, 2, 1), torch.device("cpu")
+    size = sum(part.bytes for part in microbatches(reader, plan, 0, 0))
+    monkeypatch.setattr(prepared, "AHEAD_BYTES", int(batch_sizes * size))
+    batches = Batches(reader, plan, 0, 0, cpu)
+    for at in range(0, 7 * 12, 7):
+        until(
+            lambda: batches._room._waiters or batches._ready.full(), "wait for room", batches._ready.qsize, pause=0.01
+        )
+        assert batches._ready.qsize() == ready
+        assert [row for row, _ in consumed(batches.next(lambda *_: None))] == reference(reader, at, at + 7)
+    batches.close()
 
 
 def test_buckets_waste_less(uris):

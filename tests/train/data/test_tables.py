@@ -1,13 +1,16 @@
 """Shards that an engine writes from pyarrow tables: those of `concertina data build`, whatever the engine repeats."""
 
+import dataclasses
 import json
 import random
+import re
 import runpy
 
 import numpy as np
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
+from tokenizers import Tokenizer, models
 
 from builders.programs import PREPARE
 from builders.train.built import documents
@@ -15,6 +18,7 @@ from concertina_data.data_manifest import Field, parse
 from concertina_state.errors import InvalidInput
 from concertina_trainer import cli
 from concertina_trainer.config.data_config import DataConfig
+from concertina_trainer.data.build.build import build
 from concertina_trainer.data.build.recipe import Duplicates, Recipe, TypedRecipe
 from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.data.tables import write_manifest, write_table
@@ -111,6 +115,63 @@ def test_what_would_be_wrong_data_is_refused(tmp_path):
     bad = pyarrow.table({"item": [[1], [300]], "time": [[1], [1]], "place": [[[0.0, 0.0]]] * 2})
     with pytest.raises(InvalidInput, match="the table, row 2: its item has numbers from 300 to 300"):
         write_table(bad, out, Recipe(typed=TYPED))
+
+
+def other_recipes(folder):
+    """Yield recipes that differ in one option alone, with a table for both and the words that name the option."""
+    vocabulary = {"<unk>": 0, "</s>": 1, "<eos>": 2, "a": 3}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    words = Recipe(tokenizer=str(folder / "tokenizer.json"), separator="</s>")
+    texts = pyarrow.table({"text": ["a"], "body": ["b"]})
+    yield "separator", texts, words, dataclasses.replace(words, separator="<eos>"), "(separator: 2, here 1)"
+    yield "column", texts, Recipe(), Recipe(column="body"), "(columns: ['body'], here ['text'])"
+    yield "split pattern", texts, Recipe(), Recipe(split_pattern="x"), "(split pattern: 'x', here '')"
+    ids = pyarrow.table({"x": [[1, 2]], "y": [[3, 4]]})
+    first, other = (Recipe(typed=TypedRecipe.of(name, 10, ())) for name in "xy")
+    yield "typed column", ids, first, other, "(columns: ['y'], here ['x'])"
+    fewer = Recipe(typed=TypedRecipe.of("x", 9, ()))
+    yield "vocabulary size", ids, first, fewer, "(vocabulary size: 9, here 10)"
+    unnamed = Recipe(typed=TypedRecipe((Field("x", "int64"),), ("x",)))
+    renamed = Recipe(typed=TypedRecipe((Field("y", "int64"),), ("x",)))
+    yield "field", ids, unnamed, renamed, "(fields: ['y=int64'], here ['x=int64'])"
+
+
+@pytest.mark.parametrize("name", ["separator", "column", "split pattern", "typed column", "vocabulary size", "field"])
+def test_shards_of_recipes_that_differ_in_one_option_are_refused(tmp_path, name):
+    [(table, recipe, other, said)] = [row for option, *row in other_recipes(tmp_path) if option == name]
+    out = str(tmp_path / "out")
+    rows = [row for each in (recipe, other) for row in write_table(table, out, each).to_pylist()]
+    with pytest.raises(InvalidInput, match=re.escape(said)):
+        write_manifest(rows, out, recipe)
+    write_manifest(rows[:1], out, recipe)
+
+
+def test_the_row_of_a_repeated_task_counts_once(tmp_path):
+    table, recipe, _ = OPTIONS["text"]
+    out = str(tmp_path / "out")
+    rows = write_table(table, out, recipe).to_pylist()
+    manifest = write_manifest([*rows, *write_table(table, out, recipe).to_pylist()], out, recipe)
+    assert (manifest.documents, len(manifest.shards)) == (600, 1)
+    assert sorted(documents(tmp_path / "out")) == sorted(TEXTS)
+
+
+def test_an_unfinished_build_in_the_folder_replaces_nothing(tmp_path):
+    """The build could be continued later, and would then write its own manifest."""
+    table, recipe, _ = OPTIONS["text"]
+    sources = [tmp_path / f"{number}.jsonl" for number in range(2)]
+    for source in sources:
+        source.write_text("".join(json.dumps({"text": f"{source.name} {n}"}) + "\n" for n in range(50)))
+    out, elsewhere = str(tmp_path / "out"), str(tmp_path / "elsewhere")
+    rows = write_table(table, out, recipe).to_pylist()
+    list(build(sources, out, shard_bytes=500, share=(0, 2)))
+    for write in (lambda: write_table(table, out, recipe), lambda: write_manifest(rows, out, recipe)):
+        with pytest.raises(InvalidInput, match="has an unfinished build of `concertina data build`"):
+            write()
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    write_manifest(write_table(table, elsewhere, recipe).to_pylist(), elsewhere, recipe)
+    with pytest.raises(InvalidInput, match="already contains data"):
+        list(build(sources, elsewhere, shard_bytes=500))
 
 
 def test_the_example_with_pyarrow_writes_embeddings(tmp_path, capsys):

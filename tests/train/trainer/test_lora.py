@@ -36,7 +36,7 @@ LAYOUTS = {
     "fsdp x zero bubble": (4, {"pipeline": 2, "schedule": "InterleavedZeroBubble"}),
     "copies x interleaved": (4, {"pipeline": 2, "schedule": "Interleaved1F1B", "shard": 1}),
 }
-LAW = "tests/train/trainer/test_pairs.py::test_one_layout_goes_on_from_another"
+LAW = "tests/train/trainer/test_lora.py::test_frozen_weights_are_read_from_their_files_and_not_saved"
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_a_layer_adds_the_product_to_its_weight():
     torch.testing.assert_close(layer.lora_b.grad, 3 * whole.grad @ layer.lora_a.detach().T)
 
 
-@pytest.mark.long(law="tests/train/trainer/test_pairs.py::test_one_layout_goes_on_from_another")
+@pytest.mark.long(law=LAW)
 def test_one_layout_goes_on_from_another(course):
     course.run(4, course.leg("fsdp x tensor"), course.leg("pipeline x tensor", "fsdp x tensor"))
 

@@ -372,8 +372,12 @@ def test_what_is_routed_grows_with_the_load(parent, tmp_path, layout):
     assert even < 0.96 * total
 
 
-@pytest.mark.long(law=f"{FILE}::test_512_ranks_are_planned_in_one_process")
-@pytest.mark.parametrize("layout", ["fsdp", "GPipe", "tensor", "interleaved", "experts x tensor"])
+@pytest.mark.parametrize(
+    "layout",
+    long_but(
+        "fsdp", ["fsdp", "GPipe", "tensor", "interleaved", "experts x tensor"], "test_depth_and_microbatches_are_a_line"
+    ),
+)
 def test_depth_and_microbatches_are_a_line(monkeypatch, layout):
     parallelism = ParallelismConfig.model_validate((LAYOUTS | ROUTED)[layout])
     model = {"experts": EXPERTS} if layout in ROUTED else {}

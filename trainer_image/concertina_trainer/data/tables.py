@@ -12,11 +12,12 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from concertina_data.data_manifest import FORMAT, NAME, DataManifest, TokenizerFacts, TokenShard, short_digest
+from concertina_data.data_manifest import FORMAT, NAME, DataManifest, TokenizerFacts, TokenShard
 from concertina_data.files import documents_file, tokens_file
 from concertina_protocol.codec.typed_json import from_json
 from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
+from concertina_trainer.data.build.build import MADE_BY
 from concertina_trainer.data.build.draft import Draft
 from concertina_trainer.data.build.recipe import Recipe
 from concertina_trainer.data.build.sources import rows
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 _BATCH = 256
 """Number of documents to tokenize at once."""
-_ELEMENTS = "elements"
-"""Column with a digest of the elements' fields and of the tokenizer. All rows of a data set must have the same."""
+_RECIPE = "recipe"
+"""Column with the options of the recipe, as JSON. All rows of a data set must have the same."""
 
 
 def write_table(
@@ -47,16 +48,18 @@ def write_table(
         shard_bytes: Size of the documents in a shard. A table with more becomes several shards.
 
     Raises:
-        InvalidInput: When a row can't be used, or the recipe has options that only `concertina data build` supports.
+        InvalidInput: When a row can't be used, `out` has an unfinished build of `concertina data build`, or the recipe
+            has options that only that command supports.
         StorageError: When durable storage can't be written.
     """
     import pyarrow
 
     _check(recipe)
     folder = ObjectPrefix(out, create=True)
-    element_bytes, elements = sum(field.bytes for field in recipe.fields()), _elements(recipe)
+    _check_unclaimed(folder)
+    element_bytes, options = sum(field.bytes for field in recipe.fields()), json.dumps(_options(recipe))
     shards = [
-        {**dataclasses.asdict(shard), _ELEMENTS: elements}
+        {**dataclasses.asdict(shard), _RECIPE: options}
         for draft in _drafts(_documents(table, recipe), shard_bytes)
         for shard in draft.put(folder, _name(draft), element_bytes)
     ]
@@ -67,6 +70,7 @@ def write_manifest(shards: Iterable[Mapping[str, Any]], out: str, recipe: Recipe
     """Write the manifest of a data set, after all of its shards have been written.
 
     The order of the shards depends only on their content, so it does not matter in which order an engine returns rows.
+    One of several equal shards is kept, because an engine may return the row of a repeated task twice.
 
     Args:
         shards: Rows of all tables that `write_table` returned, such as `table.to_pylist()` or Ray's `take_all()`.
@@ -74,12 +78,16 @@ def write_manifest(shards: Iterable[Mapping[str, Any]], out: str, recipe: Recipe
         recipe: The recipe of `write_table`.
 
     Raises:
-        InvalidInput: When there are no shards, one is missing, or `out` has a finished data set of other shards.
+        InvalidInput: When there are no shards, one is missing or was written with another recipe, or `out` has other
+            data or an unfinished build of `concertina data build`.
         StorageError: When durable storage can't be read or written.
     """
     _check(recipe)
     folder, tokenizer = ObjectPrefix(out), recipe.load_tokenizer()
-    found = sorted((_shard(row, recipe) for row in shards), key=lambda shard: (shard.sha256, shard.documents_sha256))
+    _check_unclaimed(folder)
+    options = _options(recipe)
+    by_content = {(shard.sha256, shard.documents_sha256): shard for shard in (_shard(row, options) for row in shards)}
+    found = [shard for _, shard in sorted(by_content.items())]
     if not found:
         raise InvalidInput(f"there is nothing to train on: no document was written to {out}.")
     facts = TokenizerFacts(tokenizer.name, tokenizer.digest, tokenizer.separator)
@@ -110,6 +118,19 @@ def _check(recipe: Recipe) -> None:
         raise InvalidInput(
             "write_table supports no validation, duplicates, against and chats: let the engine choose the documents, "
             "or use `concertina data build`."
+        )
+
+
+def _check_unclaimed(folder: ObjectPrefix) -> None:
+    """Check that no build can continue in the folder, because it would replace the manifest.
+
+    Raises:
+        InvalidInput: When a build of `concertina data build` has begun and is not finished.
+    """
+    if folder.get(MADE_BY) is not None and folder.get(NAME) is None:
+        raise InvalidInput(
+            f"{folder.uri} has an unfinished build of `concertina data build`: write into another folder, or delete "
+            "this one first."
         )
 
 
@@ -154,10 +175,17 @@ def _name(draft: Draft) -> str:
     return f"shard-{digest.hexdigest()[:32]}"
 
 
-def _elements(recipe: Recipe) -> str:
-    fields = [dataclasses.astuple(field) for field in recipe.fields()]
+def _options(recipe: Recipe) -> dict[str, object]:
+    """Return what determines the documents' content, by the name that an error message has for it."""
     tokenizer = recipe.load_tokenizer()
-    return short_digest(json.dumps([fields, tokenizer.vocab_size, tokenizer.digest]).encode())
+    return {
+        "fields": [f"{field.name}={field.type}{f'x{field.width}' if field.width else ''}" for field in recipe.fields()],
+        "columns": list(recipe.columns),
+        "vocabulary size": tokenizer.vocab_size,
+        "tokenizer": tokenizer.digest,
+        "separator": tokenizer.separator,
+        "split pattern": recipe.split_pattern,
+    }
 
 
 def _schema() -> pyarrow.Schema:
@@ -166,23 +194,27 @@ def _schema() -> pyarrow.Schema:
     types = {int: pyarrow.int64(), str: pyarrow.string()}
     names = {"tokens", "size", "crc32", "documents", "text_bytes"}
     columns = [field.name for field in dataclasses.fields(TokenShard)]
-    return pyarrow.schema([(name, types[int if name in names else str]) for name in (*columns, _ELEMENTS)])
+    return pyarrow.schema([(name, types[int if name in names else str]) for name in (*columns, _RECIPE)])
 
 
-def _shard(row: Mapping[str, Any], recipe: Recipe) -> TokenShard:
+def _shard(row: Mapping[str, Any], options: Mapping[str, object]) -> TokenShard:
     """Return the shard that a row of `write_table` describes.
 
     Raises:
         InvalidInput: When the row was made otherwise, or with another recipe.
     """
     values = dict(row)
-    elements = values.pop(_ELEMENTS, None)
     try:
+        written = dict(json.loads(str(values.pop(_RECIPE, "{}"))))
         shard = from_json(TokenShard, values)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise InvalidInput(
             f"a row does not describe a shard ({error}): pass the rows that write_table returns."
         ) from error
-    if elements != _elements(recipe):
-        raise InvalidInput(f"{shard.file} was written with another recipe: pass the recipe of write_table.")
+    for name, value in options.items():
+        if written.get(name) != value:
+            raise InvalidInput(
+                f"{shard.file} was written with another recipe ({name}: {written.get(name)!r}, here {value!r}): write "
+                "all tables with the same recipe, and pass it to write_manifest."
+            )
     return shard

@@ -179,7 +179,7 @@ def test_a_job_created_again_under_its_name_is_another_job(jobs: Jobs) -> None:
 
 
 @pytest.mark.long(
-    law="tests/cluster/operator/lifecycle/test_ends.py::test_a_job_that_fails_for_good_leaves_its_pods_with_the_scripts_last_words"
+    law="tests/unit/plan/lifecycle/test_beginning_and_end.py::test_after_its_end_pods_are_deleted_and_the_job_too_when_its_time_has_come"
 )
 def test_ttl_deletes_a_job_that_has_ended(jobs: Jobs) -> None:
     jobs.create("a", SAY, ttlSecondsAfterFinished=1)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from concertina_state.errors import InvalidInput
 from concertina_trainer.data.build.arrays import read_arrays
+from concertina_trainer.data.build.records import UnreadArray
 
 FINE = np.arange(12, dtype=np.int32).reshape(3, 4)
 
@@ -63,6 +64,14 @@ def test_only_the_arrays_of_columns_are_read_from_an_archive():
     assert [found["b"], found["c.txt"]] == [None, None]
 
 
+def test_what_lies_beside_the_arrays_does_not_hide_that_a_column_is_missing():
+    beside = [("a.npy", npy()), ("rate.npy", npy(np.int32(16000))), ("b.npy", b"no array"), ("c.txt", b"text")]
+    found = read(npz(beside), "features")
+    assert "features" not in found
+    assert found["a"] == UnreadArray((3, 4), FINE.dtype)
+    assert [found["rate"], found["b"], found["c.txt"]] == [None] * 3
+
+
 HOSTILE = {
     "objects": (npy(np.array([{}], object)), "it is not an array of numbers"),
     "a shape without the content": (described((2**20, 200), content=b"1"), "it is cut off"),
@@ -77,6 +86,7 @@ HOSTILE = {
     "a long header": (headed(b"{" + b" " * 12000 + b"}"), "Header info length"),
     "a header that is no Python": (headed(b"{'descr': '<i4', "), ""),
     "a deep header": (headed(b"(" * 9000), ""),
+    "a header that takes the parser's memory": (headed(b"-" * 9000 + b"1"), "its header can't be read"),
     "records with names in Unicode": (headed(b"", version=3), "it is not an array of numbers"),
     "two arrays": (npy() + npy(), "it continues after its array"),
     "an archive that is cut off": (npz([("features.npy", npy())])[:-30], "zip"),

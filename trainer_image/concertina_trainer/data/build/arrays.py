@@ -6,6 +6,7 @@ size in a file.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import lzma
@@ -95,7 +96,10 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any], byte
     read = _HEADERS.get(npy.read_magic(start))
     if read is None:
         raise ValueError("it is not an array of numbers")
-    shape, is_fortran, dtype = read(start)
+    try:
+        shape, is_fortran, dtype = read(start)
+    except MemoryError as error:  # Python's parser raises it for an expression that is nested too deeply
+        raise ValueError("its header can't be read") from error
     if dtype.hasobject or not dtype.itemsize or not shape or min(shape) < 0:
         raise ValueError("it is not an array of numbers")
     return shape, is_fortran, dtype, start.read()
@@ -104,7 +108,8 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any], byte
 def _archive(file: IO[bytes], columns: Collection[str]) -> dict[str, object]:
     """Return the arrays of an .npz file by name. Arrays that are not in `columns` are None.
 
-    If a column is missing, the shapes of the other arrays are found, for the error message.
+    If a column is missing, the shapes of the other arrays are found, for the error message. Members that are no arrays
+    of numbers have none.
 
     Raises:
         ValueError: When two arrays have the same name, or an array can't be read.
@@ -119,7 +124,7 @@ def _archive(file: IO[bytes], columns: Collection[str]) -> dict[str, object]:
                 values[name] = load(member)
         if not members.keys() >= set(columns):
             for name in [name for name in members if values[name] is None][:_MOST_DESCRIBED]:
-                with archive.open(members[name]) as member:
+                with contextlib.suppress(*DAMAGE), archive.open(members[name]) as member:
                     shape, _, dtype, _ = _header(member)
-                values[name] = UnreadArray(shape, dtype)
+                    values[name] = UnreadArray(shape, dtype)
         return values

@@ -364,6 +364,7 @@ def _without_duplicates(
     if None in recorded:
         return None  # another process has finished the build, and deletes the rows
     whole_rows = b"".join(part for part in recorded if part is not None)
+    recorded.clear()  # the rows of all documents may be many gigabytes
     count = sum(shard.documents for shard in shards)
     if len(whole_rows) != ROW.itemsize * (count + sum(shard.documents for shard in shards_aside)):
         raise InvalidInput(

@@ -22,12 +22,15 @@ from concertina_trainer.data.read.buckets import buckets
 from concertina_trainer.data.read.sequence_reader import Reader, SequenceBatch
 
 AHEAD = 8
-"""Number of batches that are ready before they are needed.
+"""Maximum number of batches that are ready before they are needed.
 
 With two, a rank that trains 50 million tokens per second waited whenever another thread had the cores for 3 ms.
 """
 AHEAD_OF_SHARES = 2
 """The same with `data.balance: Speed`, whose changes take effect after the batches that are ready."""
+AHEAD_BYTES = 256 * 2**20
+"""Maximum size of the batches that are ready, if they are more than `_LEAST_AHEAD`."""
+_LEAST_AHEAD = 2
 _STALL_REPORT_SECONDS = 1.0
 _CLOSE_SECONDS = 0.01
 
@@ -54,6 +57,12 @@ class Microbatch:
 
     If the data have no token ids, `tokens` is 0.
     """
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tensors."""
+        ids = 0 if self.document_ids is None else self.document_ids.nbytes
+        return self.tokens.nbytes + self.weights.nbytes + ids + sum(values.nbytes for values in self.fields.values())
 
     def to(self, device: torch.device) -> Microbatch:
         """Return the microbatch on a device.
@@ -85,6 +94,8 @@ class Batches:
         """Number of tokens in the last batch of all ranks (see `Reader.tokens`)."""
         self._ready: queue.Queue[tuple[list[Microbatch], int] | Exception] = queue.Queue(ahead)
         self._most_ahead = ahead
+        self._room = threading.Condition()
+        self._ready_bytes = 0
         self._consumed = 0
         self._change: tuple[int, BatchPlan] | None = None
         self._closed = False
@@ -110,6 +121,9 @@ class Batches:
         if isinstance(prepared, Exception):
             raise prepared
         batch, self.tokens = prepared
+        with self._room:
+            self._ready_bytes -= _bytes(batch)
+            self._room.notify()
         self._consumed += 1
         return [microbatch.to(self._device) for microbatch in batch]
 
@@ -124,7 +138,9 @@ class Batches:
 
     def close(self) -> None:
         """End the thread, which otherwise keeps the reader's files open. No other method may be called afterwards."""
-        self._closed = True
+        with self._room:
+            self._closed = True
+            self._room.notify()
         while self._thread.is_alive():  # it may wait for space in the queue; it checks `_closed` after each batch
             with contextlib.suppress(queue.Empty):
                 self._ready.get(timeout=_CLOSE_SECONDS)
@@ -145,8 +161,20 @@ class Batches:
             except Exception as error:  # `next` raises it in the training thread
                 self._ready.put(error)
                 return
+            self._wait_for_room(_bytes(batch))
             self._ready.put((batch, tokens))
             position += plan.global_size
+
+    def _wait_for_room(self, size: int) -> None:
+        with self._room:
+            self._room.wait_for(
+                lambda: self._closed or self._ready.qsize() < _LEAST_AHEAD or self._ready_bytes + size <= AHEAD_BYTES
+            )
+            self._ready_bytes += size
+
+
+def _bytes(batch: list[Microbatch]) -> int:
+    return sum(microbatch.bytes for microbatch in batch)
 
 
 def microbatches(reader: Reader, plan: BatchPlan, rank: int, position: int, end: int | None = None) -> list[Microbatch]:
