@@ -160,8 +160,8 @@ def filled(model: ModelConfig, found: ModelConfig, where: str) -> ModelConfig:
     """
     experts = found.experts
     if experts is not None and model.experts is not None:
-        is_set = "balance_loss" in model.experts.model_fields_set
-        loss, rate = (model if is_set else found).experts.balance_loss, model.experts.bias_rate
+        balancing, rate = model.experts, model.experts.bias_rate
+        loss = (balancing if "balance_loss" in balancing.model_fields_set else experts).balance_loss
         of_training = {"balance_loss": loss, "bias_rate": experts.bias_rate if rate is None else rate}
         experts = experts.model_copy(update=of_training)
     of_spec = {"from_": model.from_, "sequence_length": model.sequence_length, "lora": model.lora, "experts": experts}
