@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from concertina_trainer.model import loss
 from concertina_trainer.model.precision import precise
@@ -58,6 +61,15 @@ def test_correct_tokens_are_those_with_the_first_of_the_largest_logits(
     monkeypatch: pytest.MonkeyPatch, logits: int
 ) -> None:
     monkeypatch.setattr(loss, "CHUNK_LOGITS", logits)
+    x, weight, targets, token_weights, expected = with_equal_logits()
+    with torch.no_grad(), loss.correct_weights() as correct:
+        for _ in range(2):
+            loss.summed_cross_entropy(x, weight, targets, token_weights)
+    assert [each.item() for each in correct] == pytest.approx([expected, expected], rel=1e-12)
+
+
+def with_equal_logits() -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
+    """Return inputs, and the sum of the weights of the correctly predicted tokens."""
     x, weight, _, token_weights = inputs(torch.float32)
     with torch.no_grad():
         weight[50] = weight[60] = 8 * x[0, 0]  # equal logits, which are the largest of several tokens
@@ -65,11 +77,25 @@ def test_correct_tokens_are_those_with_the_first_of_the_largest_logits(
     assert 0 < int((first == 50).sum()) < first.numel()
     targets = first.where(torch.arange(LENGTH) % 3 > 0, (first + 1) % VOCABULARY)
     targets[0, 0] = 60
-    expected = token_weights.double()[targets == first].sum().item()
+    return x, weight, targets, token_weights, token_weights.double()[targets == first].sum().item()
+
+
+def of_a_part(rank: int, store: str) -> None:
+    """Compute as one of two ranks of a tensor group, whose parts of the vocabulary are 51 and 50 tokens."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    x, weight, targets, token_weights, expected = with_equal_logits()
+    mesh = DeviceMesh("cpu", [0, 1])
+    whole = distribute_tensor(x.detach(), mesh, [Replicate()])
+    part = distribute_tensor(weight.detach(), mesh, [Shard(0)])
     with torch.no_grad(), loss.correct_weights() as correct:
-        for _ in range(2):
-            loss.summed_cross_entropy(x, weight, targets, token_weights)
-    assert [each.item() for each in correct] == pytest.approx([expected, expected], rel=1e-12)
+        loss.summed_cross_entropy(whole, part, targets, token_weights)
+    assert [each.item() for each in correct] == pytest.approx([expected], rel=1e-12)
+    torch.distributed.destroy_process_group()
+
+
+def test_ranks_that_split_the_vocabulary_find_the_same_correct_tokens(tmp_path: Path) -> None:
+    torch.multiprocessing.start_processes(of_a_part, (str(tmp_path / "store"),), nprocs=2, start_method="fork")
 
 
 @pytest.mark.parametrize("trained", [0, 1])
