@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ from monitoring import alerts
 from monitoring.__main__ import files
 from monitoring.boards import WIDTH, Board, as_json
 from monitoring.dashboards import DASHBOARDS
-from monitoring.promql import LOST, TRAINING
+from monitoring.promql import LOST, TIME, TRAINING
+from prometheus_client.metrics import MetricWrapperBase
 
 from concertina.api.accounting import SUFFIX, Goodput
 from concertina.controller.job_metrics import FAMILIES, JOB_LABELS
@@ -22,6 +24,8 @@ from concertina_agent.metrics import families
 
 NAMES = re.compile(r"\b(?:concertina|controller_runtime|workqueue|rest_client|leader_election|process)_\w+")
 
+SERIES = re.compile(rf"{re.escape(alerts.SPENT)}|ALERTS|{NAMES.pattern}")
+
 
 def exposed() -> set[str]:
     """Return every name of a series."""
@@ -30,6 +34,37 @@ def exposed() -> set[str]:
     suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
     names = {f"{name}{suffix}" for name, kind in operator | agents for suffix in suffixes[kind]}
     return names | {each.asked_for for each in FAMILIES} | {alerts.SPENT}
+
+
+def labels() -> dict[str, set[str]]:
+    """Return the names of the labels of each series."""
+    found = {name: {*collector._labelnames} for name, collector in REGISTRY._names_to_collectors.items()
+             if isinstance(collector, MetricWrapperBase)}  # fmt: skip
+    found |= {f"{name}_bucket": {*known, "le"} for name, known in found.items()}
+    for family in families.ALL:
+        own = {*families.POD_LABELS, *family.labels, families.WORKER_LABEL}
+        found |= {family.name: own, f"{family.name}_bucket": {*own, "le"}}
+    found |= {family.asked_for: {*JOB_LABELS, *family.labels} for family in FAMILIES}
+    return found | {alerts.SPENT: found[TIME], "ALERTS": {*JOB_LABELS, "alertname", "alertstate"}}
+
+
+def asked_labels(expression: str) -> Iterator[tuple[set[str], set[str]]]:
+    """Yield labels by which the expression selects or groups, and the series of which at least one has each label."""
+    bare = re.sub(r'"[^"]*"', '""', expression)
+    for name, matchers in re.findall(r"([\w:]+)\{([^}]*)\}", bare):
+        yield set(re.findall(r"(\w+)\s*[=!]", matchers)), {name}
+    for grouping in re.finditer(r"\bby \(([^)]*)\) \(", bare):
+        grouped, by = argument(bare[grouping.end() :]), set(re.findall(r"\w+", grouping[1]))
+        found = set(SERIES.findall(grouped))
+        for series in [found] if " by (" in grouped else [{each} for each in found]:
+            yield by, series
+        assert found, expression
+
+
+def argument(text: str) -> str:
+    """Return the beginning of a text, up to the parenthesis that closes the one before the text."""
+    depths = itertools.accumulate({"(": 1, ")": -1}.get(character, 0) for character in text)
+    return text[: next(at for at, depth in enumerate(depths) if depth < 0)]
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -48,6 +83,13 @@ def expressions() -> Iterator[tuple[str, str]]:
 def test_it_asks_for_metrics_that_there_are(name: str, expression: str) -> None:
     asked = set(NAMES.findall(expression.replace(alerts.SPENT, "")))
     assert not asked - exposed(), name
+
+
+@pytest.mark.parametrize(("name", "expression"), list(expressions()))
+def test_it_asks_by_labels_that_these_metrics_have(name: str, expression: str) -> None:
+    known = labels()
+    for asked, series in asked_labels(expression):
+        assert asked <= set().union(*(known[each] for each in series)), (name, series)
 
 
 def test_every_metric_of_ours_is_on_a_dashboard() -> None:

@@ -44,9 +44,7 @@ def trained(jobs: Jobs, step: int) -> None:
     jobs.wait("a", lambda job: job.get("status", {}).get("progress", {}).get("step", 0) >= step)
 
 
-@pytest.mark.long(
-    law="tests/unit/state/test_step_trace.py::test_it_holds_the_steps_that_were_asked_for_and_the_next_one_takes_its_turn"
-)
+@pytest.mark.long(law="tests/unit/cli/test_trace.py::test_all_ranks_are_asked_for_the_same_steps")
 def test_all_ranks_trace_the_same_steps_and_training_goes_on(jobs: Jobs, data: Path, tmp_path: Path) -> None:
     jobs.create("a", replicas=2, **bundled(data, tmp_path / "no-fault"))
     trained(jobs, 2)
