@@ -78,7 +78,7 @@ def test_data_that_are_not_text_are_built_as_their_page_says(tmp_path: Path) -> 
     (tmp_path / "clicks.jsonl").write_text(lines)
     (tmp_path / "examples").symlink_to(pages.ROOT / "examples")
     clicks, sessions, tracks, audio = (
-        run(block.text.replace("s3://bucket", str(tmp_path)), tmp_path)
+        run(block.text.replace("s3://bucket", str(tmp_path)).replace("s3://demo", f"{tmp_path}/demo"), tmp_path)
         for block in pages.beginning_with(name, pages.WITHOUT_CLUSTER[name])
     )
     assert "elements of token uint16 below 1000, time int64 in 1 documents" in clicks
