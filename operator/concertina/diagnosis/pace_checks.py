@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 import statistics
 
@@ -104,13 +105,16 @@ def low_mfu(evidence: JobEvidence) -> Finding | None:
 def low_gpu_utilization(evidence: JobEvidence) -> Finding | None:
     """Check whether the GPUs of a job without an MFU are idle, from at least three readings of a replica's metrics."""
     progress = evidence.status.progress
-    readings = collections.Counter(figures.replica for figures in evidence.agents if figures.gpu_utilization)
+    readings = collections.defaultdict[str, list[tuple[float, ...]]](list)
+    for figures in evidence.agents:
+        if figures.gpu_utilization:
+            readings[figures.replica].append(figures.gpu_utilization)
     known = progress is not None and progress.mfu is not None
-    if not evidence.trains or known or max(readings.values(), default=0) < LEAST_READINGS:
+    if not evidence.trains or known or max(map(len, readings.values()), default=0) < LEAST_READINGS:
         return None
-    shares = {replica: _finite(evidence, replica) for replica in readings}
-    # Of the busiest replica, because standby replicas have idle GPUs.
-    typical = max((statistics.mean(of_replica) for of_replica in shares.values() if of_replica), default=1.0)
+    # The busiest replica counts, because standby replicas have idle GPUs.
+    finite = ([*filter(math.isfinite, itertools.chain(*of_replica))] for of_replica in readings.values())
+    typical = max(map(statistics.mean, filter(None, finite)), default=1.0)
     if typical >= problems.LOW_GPU_UTILIZATION:
         return None
     return warning(
@@ -121,12 +125,6 @@ def low_gpu_utilization(evidence: JobEvidence) -> Finding | None:
         "process reads, Python code between small kernels, or values that the host reads in each step (.item())",
         1 - typical / problems.LOW_GPU_UTILIZATION,
     )
-
-
-def _finite(evidence: JobEvidence, replica: str) -> list[float]:
-    """Return the readings of the GPUs of a replica."""
-    readings = (share for agent in evidence.agents if agent.replica == replica for share in agent.gpu_utilization)
-    return [share for share in readings if math.isfinite(share)]
 
 
 def _check_share(

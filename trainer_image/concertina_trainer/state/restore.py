@@ -373,20 +373,18 @@ def _files(uri: str, model: ModelConfig, state: TrainState, world: DistContext) 
         return None
     if of_first_rank(world, final(lambda: is_dcp(uri)) if world.rank == 0 else None):
         return _dcp_folder(uri, model, world).weights(state.names, model)
-    if model.hf:
-        assert state.own is not None
-        module = state.own.model
-        weights, unchecked = final(lambda: SafetensorsFiles(uri).of_module(model.options or {}, own_names(module)))
-        if unchecked and world.rank == 0:
-            print(unchecked, flush=True)
-        return weights
     if model.entrypoint:
         raise InvalidInput(
             f"{uri} is not a checkpoint of concertina, and files of other programs can't be loaded into "
             f"{model.entrypoint}: set checkpoint.initFrom to a checkpoint of this model."
         )
     files = final(lambda: SafetensorsFiles(uri))
-    weights, unchecked = final(lambda: files.of(model))
+    if model.hf:
+        assert state.own is not None
+        module = state.own.model
+        weights, unchecked = final(lambda: files.of_module(model.options or {}, own_names(module)))
+    else:
+        weights, unchecked = final(lambda: files.of(model))
     if unchecked and world.rank == 0:
         print(unchecked, flush=True)
     return weights

@@ -49,7 +49,7 @@ GROUPS = 1
 
 
 @dataclasses.dataclass
-class Batches:
+class BatchResults:
     """Results of the evaluated batches of a set."""
 
     losses: list[float] = dataclasses.field(default_factory=list)
@@ -217,13 +217,13 @@ class Evaluation:
         return -(-self._count(reader) // self._plan.global_size)
 
     @torch.no_grad()
-    def _batches(self, reader: Reader) -> Batches:
+    def _batches(self, reader: Reader) -> BatchResults:
         """Evaluate the batches of a set.
 
         If a request to stop the round (a drain) arrives during the evaluation, the remaining batches are left out.
         """
         sums: list[Tensor] = []
-        found = Batches()
+        found = BatchResults()
         number = self._count(reader)
         for begin in range(0, number, self._plan.global_size):
             end = min(number, begin + self._plan.global_size)
