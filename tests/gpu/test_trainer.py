@@ -41,7 +41,7 @@ def test_the_host_waits_once_a_step(folder, parent, trainer):
 
 
 def test_the_host_waits_once_more_for_a_layer_with_experts_of_several_ranks(folder, parent, trainer):
-    """As on a CPU (tests/train/trainer/test_host_waits.py), with the ranks on one GPU if there is one only."""
+    """Count as tests/train/trainer/test_host_waits.py does on a CPU. All ranks are on one GPU if there is only one."""
     gpus.need(2)
     layers, experts = 2, {"count": 4, "hiddenDim": 64, "shared": 1, "biasRate": 0.01}
     model = {**trainer["model"], "layers": layers, "experts": experts}

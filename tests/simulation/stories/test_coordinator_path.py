@@ -51,7 +51,7 @@ def passed_on(world: World) -> int:
 
 @seeds("test_whenever_the_coordinator_dies_while_it_passes_calls_on_the_job_goes_on[gate]")
 def test_whenever_the_coordinator_dies_while_it_passes_calls_on_the_job_goes_on(seeds: range) -> None:
-    """It dies before the first Prepare, between two, or before an Assign; the next coordinator takes its place."""
+    """Let it die before the first Prepare, between two, or before an Assign. The next coordinator takes its place."""
     died = 0
     for seed in seeds:
         world = played(seed, Strike(AT - 0.1, "die_passing_on", seed))

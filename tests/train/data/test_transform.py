@@ -94,7 +94,7 @@ def test_rows_of_a_bucket_are_the_beginning_of_the_transformed_sample(data):
 
 
 def test_the_samples_of_all_microbatches_of_a_step_are_divided_among_the_processes(data, monkeypatch):
-    """With one row in each microbatch, a request for each microbatch would leave all processes but one idle."""
+    """Use microbatches of one row: a request for each microbatch would leave all processes but one idle."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(3))
     reader = Reader(config(data, "process"), LENGTH, SEED)
     parts = microbatches(reader, plan_batch(BATCH, 1, 1), 0, 0)

@@ -113,6 +113,9 @@ def evaluations(outcome):
     return {p.evaluated.step: p.evaluated.loss for p in outcome.progress if p.evaluated}
 
 
+KILLED = "tests/train/trainer/test_own_model.py::test_killed_in_one_world_it_goes_on_in_another"
+
+
 def test_killed_in_one_world_it_goes_on_in_another(folder, parent, of_frames):
     transformed = {**of_frames["data"], "transform": "audio_augment:louder"}
     trainer = {**of_frames, "data": transformed, "evaluation": {"everySteps": 4, "sequences": 16}}
@@ -130,7 +133,7 @@ def test_killed_in_one_world_it_goes_on_in_another(folder, parent, of_frames):
     assert whole.losses[12] < 0.8 * whole.losses[1], "it learns"
 
 
-@pytest.mark.long(law="tests/train/trainer/test_own_model.py::test_killed_in_one_world_it_goes_on_in_another")
+@pytest.mark.long(law=KILLED)
 def test_the_next_event_is_learnt_from_ids_and_times(folder, parent, trainer, tmp_path, monkeypatch):
     """The item after a pause is another one than the item without a pause, so times are needed to predict it."""
     monkeypatch.syspath_prepend(str(CLICKS))
@@ -149,10 +152,7 @@ def test_the_next_event_is_learnt_from_ids_and_times(folder, parent, trainer, tm
     assert outcome.losses[80] < 0.7 * uncertain
 
 
-LEARNT = "tests/train/trainer/test_own_model.py::test_killed_in_one_world_it_goes_on_in_another"
-
-
-@pytest.mark.long(law=LEARNT)
+@pytest.mark.long(law=KILLED)
 def test_the_next_embedding_is_learnt_from_vectors_alone(folder, parent, trainer, tmp_path, monkeypatch):
     """Two embeddings before the next one give its place on the circle; the mean alone gives an error of about 0.5."""
     monkeypatch.syspath_prepend(str(EMBEDDINGS))
@@ -184,9 +184,6 @@ def test_survivors_compile_nothing_again(folder, parent, of_tokens, tmp_path):
             graphs.setdefault(round, set()).add(count)
         assert graphs[1] > {0}, "they are compiled in the first step"
         assert graphs[2] == graphs[3] == {max(graphs[1])}
-
-
-KILLED = "tests/train/trainer/test_own_model.py::test_killed_in_one_world_it_goes_on_in_another"
 
 
 @pytest.mark.long(law=KILLED)

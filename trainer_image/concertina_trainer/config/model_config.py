@@ -147,7 +147,7 @@ class FrozenDtype(enum.StrEnum):
 
     @property
     def quantized(self) -> bool:
-        """Whether the weights of layers with adapters are kept in fewer bits than any floating-point number has."""
+        """True if the weights of layers with adapters are kept in fewer bits than any floating-point number has."""
         return self in (FrozenDtype.int8, FrozenDtype.normal_float4)
 
 
@@ -484,7 +484,7 @@ class ModelConfig(Section):
 
     @property
     def adapts_feed_forward(self) -> bool:
-        """Whether a matrix of the feed-forward layers has adapters."""
+        """True if a matrix of the feed-forward layers has adapters."""
         return self.lora is not None and any(target in FEED_FORWARD for target in self.lora.targets)
 
     @property

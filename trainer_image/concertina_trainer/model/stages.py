@@ -33,7 +33,7 @@ class Stages:
 
     @property
     def predicts_tokens(self) -> bool:
-        """Whether the loss is the cross entropy of tokens, as it need not be in a custom model."""
+        """True if the loss is the cross entropy of tokens, as it need not be in a custom model."""
         return self.own is None or self.own.own.config.model.hf is not None
 
     @property

@@ -28,7 +28,7 @@ def values_of(weight, dtype):
 
 
 def test_the_codes_are_quantiles_of_the_normal_distribution():
-    """As QLoRA defines them: 8 equal shares of probability on the positive side, and 7 on the negative side."""
+    """Compute them as QLoRA does: 8 equal shares of probability on the positive side, and 7 on the negative side."""
     farthest = 0.9677083
 
     def quantiles(count):

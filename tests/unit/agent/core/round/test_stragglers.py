@@ -93,7 +93,7 @@ def test_without_a_factor_none_is_looked_for() -> None:
 def test_heartbeats_that_arrive_at_different_times_make_no_rank_slow(
     reports: list[tuple[int, int]], first: float, second: float
 ) -> None:
-    """Each report is of one replica, after more steps of all ranks. Ranks 0 and 1 work alike, rank 2 more in a step."""
+    """Report one replica at a time, after more steps of all ranks. Ranks 0 and 1 work alike, rank 2 more in a step."""
     dog, step, now = Watchdog(Limits()), 1, 0.0
     seconds = [first, first, first + second]
     for steps, replica in [(0, 0), (0, 1), (0, 2), *reports]:
