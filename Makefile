@@ -50,8 +50,8 @@ test-long: setup ## What is only more of the same: seeds, crashes, scripts, stor
 test-gpu: ## Run what needs CUDA, in at most ten minutes; PYTHON=python3 uses that Python and its torch: see docs/gpu-checks.md
 	@PYTHONPATH=tests$(if $(PYTHONPATH),:$(PYTHONPATH)) $(GPU_PYTHON) -m builders.gpu $(if $(LIST),list,run $(GPU_OPTIONS))
 
-test-gpu-packages: ## Fill out/gpu-packages with what test-gpu needs beside torch and numpy; FOR=3.12 for another machine's Python
-	@$(GPU_PYTHON) tools/gpu_packages.py out/gpu-packages $(FOR)
+test-gpu-packages: ## Fill out/gpu-packages with what test-gpu needs beside torch and numpy; FOR=3.12 for another machine's Python, TITAN=1 with torchtitan
+	@$(GPU_PYTHON) tools/gpu_packages.py out/gpu-packages $(FOR) $(if $(TITAN),--titan out/torchtitan)
 
 test-e2e: setup ## Play drills and changes on the cluster of KUBECONFIG, in one namespace of it: see docs/e2e.md
 	@CONCERTINA_E2E_RUN=1 $(BIN)/python -m pytest tests/e2e

@@ -77,8 +77,8 @@ class Kind:
     """How the script's state is distributed ("ddp", "fsdp2" or "gpu"). `dim` is the width of the script's model."""
     ranks: int = RANKS
     parallelism: Mapping[str, Any] = field(default_factory=dict)
-    memory: Mapping[str, Any] = field(default_factory=dict)
-    """`spec.trainer.memory` of the bundled trainer."""
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of `spec.trainer` of the bundled trainer."""
     package: str = "measured_trainer"
     """Name of the package with the bundled trainer whose measurements can be switched off."""
 
@@ -87,7 +87,7 @@ class Kind:
             return {"DIM": str(self.dim), "CUT": self.cut}
         trainer = {
             "steps": 10**6, "data": {"uri": str(data)}, "model": self.model, "snapshot": {"everySteps": 10**6},
-            "globalBatchSize": self.batch, "microBatchSize": self.batch // self.ranks, "memory": self.memory,
+            "globalBatchSize": self.batch, "microBatchSize": self.batch // self.ranks, **self.trainer,
         }  # fmt: skip
         return {"CONCERTINA_TRAINER": json.dumps(trainer), "CONCERTINA_PARALLELISM": json.dumps(self.parallelism)}
 

@@ -1,4 +1,4 @@
-"""Cost of a training step: `python benchmarks/trainer.py [--model NAME] [--blocks N] [--only NAME ...] [--json FILE]`.
+"""Cost of a training step: `python benchmarks/trainer.py [--model NAME] [--activations NAME] [--precision NAME] ...`.
 
 The bundled trainer under a real agent, a bare FSDP2 loop, a loop like nanoGPT's, and torchtitan's trainer train models
 of the same shape, one process each. The processes take turns: a block of steps each, in random order. All processes see
@@ -6,15 +6,20 @@ the same load of the machine, so their ratios count.
 
 On a CPU, each process has one thread, and the benchmark measures its processor time, in which the time of waiting for a
 core does not count. On a GPU, which a process has for itself in its turn, it measures the time of a step with compiled
-blocks, and the model FLOPs utilization (MFU) by the conventions of concertina and of torchtitan. All processes keep all
-activations, so the hardware FLOPs utilization (HFU) is the MFU.
+blocks, and the model FLOPs utilization (MFU) by the conventions of concertina and of torchtitan. The hardware FLOPs
+utilization (HFU) also counts the products that activation checkpointing repeats. It is left out for torchtitan if
+torchtitan repeats others than the bundled trainer. Both are relative to the GPU's peak rate in bfloat16.
+
+`--activations` has the values of `trainer.memory.activations`. torchtitan has no activation checkpointing for `Keep`,
+its selective one for `KeepProducts`, which also repeats every second product, and its full one for `Recompute`.
+`--precision Float8` is that of the bundled trainer alone. The other processes still compute in bfloat16.
 
 The bytes per weight are the memory that a process needs beyond what it needed before it built its model: weights,
 gradients, moments, activations and, on a CPU, data.
 
-torchtitan is installed from the package index into `--titan` (out/torchtitan by default), beside this environment's
-torch, if Python does not find it. No kernel of torchtitan's attention runs on a CPU, so a function of torch takes its
-place there.
+torchtitan is installed from the package index into `--titan` (a folder for this Python in out/torchtitan by default),
+beside this environment's torch, if Python does not find it. No kernel of torchtitan's attention runs on a CPU, so a
+function of torch takes its place there.
 """
 
 from __future__ import annotations
@@ -47,9 +52,11 @@ from measuring import SCRIPTS, Agent, Kind
 
 from concertina.demo import text
 from concertina.local.host.linux_namespaces import die_with_parent
+from concertina_trainer.config.memory_config import Activations
 from concertina_trainer.config.model_config import ModelConfig
+from concertina_trainer.config.trainer import Precision
 from concertina_trainer.data.build.build import build
-from concertina_trainer.model.flops import peak_flops, token_flops
+from concertina_trainer.model.flops import peak_flops, recomputed_flops, token_flops
 
 
 @dataclass(frozen=True)
@@ -76,13 +83,9 @@ SIZES = {
 WARM = 5
 OURS, FSDP2, NANOGPT, TITAN = "concertina", "bare FSDP2 loop", "loop like nanoGPT's", "torchtitan"
 NAMES = (OURS, FSDP2, NANOGPT, TITAN)
-TITAN_PACKAGE = "torchtitan==0.3.0"
-TITAN_NEEDS = (
-    "spmd_types==0.2.3", "torch_checkpointing==0.1.1", "einops==0.8.2", "tyro==1.0.17", "typeguard==4.6.1",
-    "docstring_parser==0.18.0", "shtab==1.13.0", "datasets==5.2.0", "dill==0.4.1", "multiprocess==0.70.19",
-    "xxhash==4.1.0", "pandas==3.1.1", "pyarrow==26.0.1",
-)  # fmt: skip
-"""Requirements of torchtitan that this environment lacks. The others are torch and what it requires."""
+TITAN_NEEDS = SCRIPTS / "torchtitan.txt"
+"""torchtitan, and its requirements that this environment lacks. The others are torch and what it requires."""
+TITAN_FOLDER = Path(__file__).resolve().parents[1] / "out" / "torchtitan" / ".".join(map(str, sys.version_info[:2]))
 SAMPLE_SECONDS = 0.002
 CUDA = torch.cuda.is_available()
 
@@ -136,6 +139,8 @@ class Run:
     tokens: Path
     door: socket.socket
     size: Size
+    activations: Activations
+    precision: Precision
 
     def settings(self, name: str) -> dict[str, Any]:
         return {"socket": str(self.folder / "door"), "name": name, "warm": WARM, "block": self.size.block}
@@ -158,7 +163,8 @@ class Run:
 @contextmanager
 def ours(run: Run) -> Iterator[Contestant]:
     """Run the bundled trainer under a real agent, to which this process is the operator."""
-    kind = Kind("", 0, run.size.model, run.size.rows, ranks=1, package="turned_trainer", memory={"activations": "Keep"})
+    settings = {"memory": {"activations": run.activations.value}, "precision": run.precision.value}
+    kind = Kind("", 0, run.size.model, run.size.rows, ranks=1, package="turned_trainer", trainer=settings)
     folder = run.folder / "agent"
     folder.mkdir()
     agent = Agent(folder, kind, run.data, run.settings(OURS))
@@ -186,6 +192,7 @@ def script(name: str, arguments: Sequence[str], run: Run, search_path: str = "")
     environment = {
         **os.environ, "OMP_NUM_THREADS": "1", "MODEL": json.dumps(run.size.model), "ROWS": str(run.size.rows),
         "TOKENS": str(run.tokens), "TURNS": json.dumps(run.settings(name)), "PYTHONPATH": path,
+        "ACTIVATIONS": run.activations.value,
     }  # fmt: skip
     file = run.folder / f"{arguments[-1]}.log"
     with file.open("wb") as log:
@@ -204,7 +211,7 @@ def torchtitan(folder: Path) -> Path:
     """Return the folder for torchtitan, and install it there if it is neither there nor in this environment."""
     if not (folder / "torchtitan").is_dir() and importlib.util.find_spec("torchtitan") is None:
         command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--target", str(folder), "--no-deps"]
-        subprocess.run([*command, TITAN_PACKAGE, *TITAN_NEEDS], check=True)
+        subprocess.run([*command, "--requirement", str(TITAN_NEEDS)], check=True)
     return folder
 
 
@@ -243,19 +250,22 @@ def measure(
                 facts[name]["last loss"] = round(said["loss"], 3)
     tokens = run.size.rows * run.size.model["sequenceLength"]
     for name in names:
-        facts[name] |= speed(run.size, tokens / statistics.median(seconds[name]))
+        facts[name] |= speed(name, run, tokens / statistics.median(seconds[name]))
     return seconds, facts
 
 
-def speed(size: Size, rate: float) -> dict[str, float]:
-    """Return the facts about a process that trains on `rate` tokens per second."""
+def speed(name: str, run: Run, rate: float) -> dict[str, float]:
+    """Return the facts about the process `name`, which trains on `rate` tokens per second."""
     if not CUDA:
         return {"tokens a second of a core": round(rate)}
     facts: dict[str, float] = {"tokens a second": round(rate)}
-    model = ModelConfig.model_validate(size.model)
+    model = ModelConfig.model_validate(run.size.model)
     if peak := peak_flops(torch.device("cuda")):
-        facts["MFU and HFU"] = round(token_flops(model) * rate / peak, 4)
+        flops = token_flops(model)
+        facts["MFU"] = round(flops * rate / peak, 4)
         facts["MFU, all of attention counted"] = round(token_flops(model, full_attention=True) * rate / peak, 4)
+        if name != TITAN or run.activations is Activations.keep:
+            facts["HFU"] = round((flops + recomputed_flops(model, run.activations)) * rate / peak, 4)
     return facts
 
 
@@ -284,7 +294,9 @@ def main() -> None:
     parser.add_argument("--model", choices=SIZES, default="small")
     parser.add_argument("--blocks", type=int, default=30, help="of each process")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
-    parser.add_argument("--titan", type=Path, default=Path(__file__).resolve().parents[1] / "out" / "torchtitan")
+    parser.add_argument("--activations", type=Activations, choices=list(Activations), default=Activations.keep)
+    parser.add_argument("--precision", type=Precision, choices=list(Precision), default=Precision.auto)
+    parser.add_argument("--titan", type=Path, default=TITAN_FOLDER)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seconds", type=float, default=math.inf, help="after which no turns begin")
     options = parser.parse_args()
@@ -301,7 +313,7 @@ def main() -> None:
         seconds, facts = measure(
             options.only,
             options.blocks,
-            Run(folder, folder / "data", tokens, door, SIZES[options.model]),
+            Run(folder, folder / "data", tokens, door, SIZES[options.model], options.activations, options.precision),
             options.titan,
             until,
         )

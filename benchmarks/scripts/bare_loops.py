@@ -4,7 +4,8 @@ On a GPU, both compute in bfloat16 and are compiled.
 
 The first loop is that of PyTorch's tutorial on FSDP2. The second one has the parts of nanoGPT's loop on one process: no
 sharding, batches at random positions of a memory map, a cosine learning rate, and clipped gradients. The environment
-variables MODEL (the model's configuration), ROWS (sequences in a step) and TOKENS (a file of bytes) configure both.
+variables MODEL (the model's configuration), ROWS (sequences in a step), TOKENS (a file of bytes) and ACTIVATIONS (those
+to keep) configure both.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from in_turn import Turn
 from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from concertina_trainer.config.memory_config import Activations
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.model.decoder import Decoder
 
@@ -44,7 +46,7 @@ def batch(data: np.ndarray) -> tuple[Tensor, Tensor]:
 
 def decoder() -> Decoder:
     with device:
-        model = Decoder(config)
+        model = Decoder(config, activations=Activations(os.environ["ACTIVATIONS"]))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     return model

@@ -1,6 +1,7 @@
 """torchtitan's trainer of a model with the shape of MODEL, which trains in turns with other processes.
 
-Everything but the shape is torchtitan's debug model and its defaults, without activation checkpointing and validation.
+Everything but the shape is torchtitan's debug model and its defaults, without validation. ACTIVATIONS selects the
+activation checkpointing: none for Keep, selective for KeepProducts, or full for Recompute.
 `examples/scripts/torchtitan_debug.py` makes torchtitan run on a CPU, and provides text and a tokenizer. On a GPU, the
 model is compiled.
 """
@@ -21,11 +22,13 @@ import torchtitan_debug
 from in_turn import Turn
 from torch.nn.attention.flex_attention import create_mask
 from torchtitan.config import ConfigManager
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models import llama3
 from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
 from torchtitan.models.common.attention import FlexAttention
 from torchtitan.trainer import Trainer
 
+CHECKPOINTING = {"Keep": None, "KeepProducts": SelectiveAC.Config(), "Recompute": FullAC.Config()}
 SHAPE, ROWS = json.loads(os.environ["MODEL"]), json.loads(os.environ["ROWS"])
 masks: dict[int, tuple[Any, Any]] = {}
 """Mask of the present step by the identity of its block mask, with the block mask."""
@@ -79,7 +82,8 @@ def main() -> None:
             *("--training.steps", str(10**6), "--validator.no-enable", "--dump_folder", str(assets)),
         ]
     )
-    config.activation_checkpoint, config.compile.enable = None, torchtitan_debug.CUDA
+    config.activation_checkpoint = CHECKPOINTING[os.environ["ACTIVATIONS"]]
+    config.compile.enable = torchtitan_debug.CUDA
     config.model_spec.model = model(SHAPE["dim"], SHAPE["vocabSize"])
     config.loss.loss_fn.global_vocab_size = SHAPE["vocabSize"]
     turn.build()

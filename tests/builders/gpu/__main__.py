@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from builders.gpu.checks import CHECKS, Check
-from builders.gpu.machine import ROOT, Machine, environment, probe
+from builders.gpu.machine import ROOT, Machine, dotted, environment, probe
 from builders.gpu.results import (
     Outcome,
     Result,
@@ -71,6 +71,7 @@ def show(checks: Sequence[Check]) -> None:
     width = max(len(check.name) for check in checks)
     for check in checks:
         needs = [f"{check.gpus} GPUs"] * (check.gpus > 1) + [f"{check.memory_gib:g} GiB"] * (check.memory_gib > 0)
+        needs += [f"compute capability {dotted(check.capability)}"] * (check.capability > (0, 0))
         print(f"{check.name:<{width}}  {check.shows}" + (f" (needs {', '.join(needs)})" if needs else ""))
 
 

@@ -12,10 +12,17 @@ import enum
 TRAINER_PACKAGES = ("numpy", "obstore", "pydantic")
 """Modules that the trainer imports beside torch."""
 TITAN_PACKAGES = ("torchtitan", "torchdata", "datasets", "tokenizers")
-"""Modules for the comparison with torchtitan, which `make test-gpu-packages` does not provide."""
+"""Modules for the comparison with torchtitan. `make test-gpu-packages TITAN=1` provides them."""
+MOST_SECONDS = 150
+"""Largest limit of a check, so that a run of ten minutes reaches at least three."""
 LAYOUT = "tests/gpu/test_layouts.py::test_gradients_are_those_of_one_gpu"
+COMPILED = "tests/gpu/test_compiled.py"
+SCRIPTS = "tests/gpu/test_scripts.py"
+WAITING = "tests/gpu/test_async_tensor.py::test_gradients_are_those_of_groups_that_wait"
 OFFLOAD = "tests/gpu/test_offload.py::test_so_is_one_of_two_gpus"
+ACTIVATIONS = "Keep", "KeepProducts"
 PIPELINES = ("pipelines of given microbatches",)
+MESH_DIMENSIONS = ("DataParallelMeshDims, as torchtitan 0.3.0 needs",)
 
 
 class Kind(enum.Enum):
@@ -41,6 +48,8 @@ class Check:
     gpus: int = 1
     memory_gib: float = 0.0
     """GPU memory that the check needs."""
+    capability: tuple[int, int] = (0, 0)
+    """Compute capability that the check needs."""
 
 
 def _tests(
@@ -51,20 +60,40 @@ def _tests(
 
 
 def _benchmark(
-    name: str, shows: str, *command: str, limit_seconds: int, packages: tuple[str, ...] = (), memory_gib: float = 0.0
+    name: str,
+    shows: str,
+    *command: str,
+    limit_seconds: int,
+    packages: tuple[str, ...] = (),
+    memory_gib: float = 0.0,
+    torch_features: tuple[str, ...] = (),
+    capability: tuple[int, int] = (0, 0),
 ) -> Check:
     modules = (*TRAINER_PACKAGES, *packages)
-    return Check(name, shows, Kind.BENCHMARK, command, limit_seconds, modules, memory_gib=memory_gib)
+    return Check(
+        name, shows, Kind.BENCHMARK, command, limit_seconds, modules, torch_features, 1, memory_gib, capability
+    )
 
 
-CHECKS = (
-    _benchmark(
-        "beside-torchtitan",
-        "a compiled step of 1B beside torchtitan's: tokens a second, MFU by both conventions, bytes a weight",
-        *("benchmarks/trainer.py", "--model", "1B", "--blocks", "5", "--only", "concertina", "torchtitan"),
+def _beside_torchtitan(name: str, shows: str, activations: str, blocks: int) -> Check:
+    return _benchmark(
+        name,
+        shows,
+        *("benchmarks/trainer.py", "--model", "1B", "--activations", activations, "--blocks", str(blocks)),
+        *("--only", "concertina", "torchtitan"),
         limit_seconds=150,
         packages=("cryptography", *TITAN_PACKAGES),
         memory_gib=64,
+        torch_features=MESH_DIMENSIONS,
+    )
+
+
+CHECKS = (
+    _beside_torchtitan(
+        "beside-torchtitan",
+        "a compiled step of 1B beside torchtitan's: tokens a second, MFU by both conventions, bytes a weight",
+        "Keep",
+        blocks=5,
     ),
     _tests(
         "recovery",
@@ -74,10 +103,24 @@ CHECKS = (
     ),
     _benchmark(
         "throughput",
-        "tokens a second (eager and compiled), MFU, memory and the cost of a snapshot, model of 0.3B",
+        "tokens a second (eager and compiled), MFU, HFU, memory beside the plan and the cost of a snapshot, 0.3B",
         *("benchmarks/gpu.py", "--model", "0.3B", "--runs", "5"),
         limit_seconds=150,
         memory_gib=48,
+    ),
+    _benchmark(
+        "float8",
+        "tokens a second, MFU, HFU and memory of 1B in bfloat16 and in float8",
+        *("benchmarks/gpu.py", "--model", "1B", "--precision", "BFloat16", "Float8", "--speed-only", "--runs", "3"),
+        limit_seconds=150,
+        memory_gib=64,
+        capability=(9, 0),
+    ),
+    _tests(
+        "precisions",
+        "float8 multiplies the numbers of a CPU, and runs in float8 and float16 have the losses of bfloat16",
+        "tests/gpu/test_precisions.py",
+        limit_seconds=150,
     ),
     _benchmark(
         "document-attention",
@@ -90,7 +133,7 @@ CHECKS = (
         "trainer",
         "a killed run resumes from its snapshot; the host waits for the GPU once a step, and once a layer with experts",
         "tests/gpu/test_trainer.py",
-        limit_seconds=180,
+        limit_seconds=150,
     ),
     _tests(
         "in-process",
@@ -106,15 +149,22 @@ CHECKS = (
     ),
     _tests(
         "compiled",
-        "compiled blocks have the gradients of eager ones, and are not compiled again across a round",
-        "tests/gpu/test_compiled.py",
-        limit_seconds=300,
+        "compiled blocks have the gradients of eager ones",
+        f"{COMPILED}::test_compiled_gradients_are_those_of_eager_blocks",
+        limit_seconds=150,
     ),
     _tests(
-        "precisions",
-        "float8 multiplies the numbers of a CPU, and runs in float8 and float16 have the losses of bfloat16",
-        "tests/gpu/test_precisions.py",
+        "compiled-rounds",
+        "compiled blocks are not compiled again across a round, and new processes take them from the cache",
+        f"{COMPILED}::test_only_new_processes_compile_after_a_kill_and_from_the_cache",
         limit_seconds=150,
+    ),
+    _benchmark(
+        "throughput-largest",
+        "tokens a second, MFU, HFU and memory beside the plan of the largest model that fits by the plan",
+        *("benchmarks/gpu.py", "--model", "largest", "--runs", "2"),
+        limit_seconds=150,
+        memory_gib=20,
     ),
     _tests(
         "snapshots",
@@ -124,15 +174,22 @@ CHECKS = (
     ),
     _tests(
         "scripts",
-        "scripts with trainingjob.State resume in other worlds, and to the bit",
-        "tests/gpu/test_scripts.py",
-        limit_seconds=180,
+        "scripts with trainingjob.State and DDP resume in other worlds, and without DDP to the bit",
+        f"{SCRIPTS}::test_two_then_one_then_two_train_as_one[ddp]",
+        f"{SCRIPTS}::test_random_numbers_and_what_the_forward_changes_go_on_to_the_bit",
+        limit_seconds=150,
+    ),
+    _tests(
+        "scripts-fsdp2",
+        "scripts with trainingjob.State and FSDP2 resume in other worlds",
+        f"{SCRIPTS}::test_two_then_one_then_two_train_as_one[fsdp2]",
+        limit_seconds=120,
     ),
     _tests(
         "scripts-devices",
         "scripts with tensors on CPU and GPU, and with SyncBatchNorm, resume in other worlds",
         "tests/gpu/test_loops.py",
-        limit_seconds=180,
+        limit_seconds=150,
     ),
     _tests(
         "bitwise",
@@ -144,13 +201,13 @@ CHECKS = (
         "layouts",
         "layouts of two ranks have the gradients of one GPU",
         *(f"{LAYOUT}[{layout}]" for layout in ("fsdp", "copies", "tensor", "context", "experts")),
-        limit_seconds=180,
+        limit_seconds=150,
     ),
     _tests(
         "pipelines",
         "pipelines have the gradients of one GPU",
         *(f"{LAYOUT}[{layout}]" for layout in ("pipeline", "interleaved", "zero bubble", "pipeline x tensor x fsdp")),
-        limit_seconds=180,
+        limit_seconds=150,
         torch_features=PIPELINES,
     ),
     _tests(
@@ -184,13 +241,13 @@ CHECKS = (
         "layouts-combined",
         "layouts of four and eight ranks have the gradients of one GPU",
         *(f"{LAYOUT}[{layout}]" for layout in ("hsdp", "fsdp x tensor", "experts x fsdp", "context x tensor x fsdp")),
-        limit_seconds=240,
+        limit_seconds=150,
     ),
     _tests(
         "offload-layouts",
         "runs of two ranks with their state in host memory are killed and resume",
         *(f"{OFFLOAD}[{layout}]" for layout in ("fsdp", "copies, which are restored by each other", "tensor")),
-        limit_seconds=240,
+        limit_seconds=150,
     ),
     _tests(
         "offload-pipeline",
@@ -201,23 +258,42 @@ CHECKS = (
     ),
     _benchmark(
         "throughput-0.7B",
-        "the figures of `throughput`, model of 0.7B",
+        "the figures of `throughput`, 0.7B",
         *("benchmarks/gpu.py", "--model", "0.7B", "--runs", "5"),
-        limit_seconds=240,
+        limit_seconds=150,
         memory_gib=48,
+    ),
+    _beside_torchtitan(
+        "beside-torchtitan-products",
+        "the figures of `beside-torchtitan` with selective activation checkpointing",
+        "KeepProducts",
+        blocks=3,
+    ),
+    _beside_torchtitan(
+        "beside-torchtitan-recompute",
+        "the figures of `beside-torchtitan` with all activations recomputed",
+        "Recompute",
+        blocks=3,
     ),
     _tests(
         "async-tensor",
-        "tensor groups that send while they multiply have the gradients of groups that wait",
-        "tests/gpu/test_async_tensor.py",
-        limit_seconds=180,
+        "tensor groups that send while they multiply have the gradients of groups that wait, in bfloat16",
+        *(f"{WAITING}[{activations}-BFloat16-{rows} sequences]" for activations in ACTIVATIONS for rows in (2, 16)),
+        limit_seconds=150,
+        gpus=2,
+    ),
+    _tests(
+        "async-tensor-float32",
+        "tensor groups that send while they multiply have the gradients of groups that wait, in float32",
+        *(f"{WAITING}[{activations}-Float32-{rows} sequences]" for activations in ACTIVATIONS for rows in (2, 16)),
+        limit_seconds=150,
         gpus=2,
     ),
     _tests(
         "overlap",
         "most of what FSDP sends is hidden by computation",
         "tests/gpu/test_overlap.py",
-        limit_seconds=180,
+        limit_seconds=150,
         gpus=2,
     ),
 )

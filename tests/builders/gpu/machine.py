@@ -14,9 +14,12 @@ from pathlib import Path
 from builders.gpu.checks import Check
 
 ROOT = Path(__file__).resolve().parents[3]
-PACKAGES = ROOT / "out" / "gpu-packages" / f"{sys.version_info.major}.{sys.version_info.minor}"
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+PACKAGES = ROOT / "out" / "gpu-packages" / VERSION
 """Folder in which `make test-gpu-packages` puts packages for this Python, to be carried to a machine without a
 network."""
+TITAN = ROOT / "out" / "torchtitan" / VERSION
+"""Folder with torchtitan for this Python. `benchmarks/trainer.py` adds it to the path of torchtitan's process alone."""
 SEARCH_PATH = ROOT / "tests/gpu/older_torch", ROOT / "operator", ROOT / "trainer_image", ROOT / "tests", PACKAGES
 PROBE_SECONDS = 120
 
@@ -25,6 +28,8 @@ PROBE_SECONDS = 120
 class Card:
     name: str
     memory_gib: float
+    capability: tuple[int, int]
+    """Compute capability."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +66,9 @@ def probe(checks: Iterable[Check], environment: Mapping[str, str]) -> Machine:
     packages = sorted({package for check in checks for package in check.packages})
     command = [sys.executable, "-m", "builders.gpu.probe", *packages]
     python, driver = sys.version.split()[0], _driver()
+    variables = {**environment, "PYTHONPATH": os.pathsep.join([environment["PYTHONPATH"], str(TITAN)])}
     try:
-        asked = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROBE_SECONDS)
+        asked = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=PROBE_SECONDS)
     except subprocess.TimeoutExpired:
         return Machine(python, driver=driver, fault=f"torch and CUDA did not answer within {PROBE_SECONDS} s")
     if asked.returncode:
@@ -75,7 +81,7 @@ def probe(checks: Iterable[Check], environment: Mapping[str, str]) -> Machine:
         answer.get("cuda"),
         answer.get("nccl"),
         driver,
-        tuple(Card(**card) for card in answer.get("cards", ())),
+        tuple(Card(**card | {"capability": tuple(card["capability"])}) for card in answer.get("cards", ())),
         frozenset(answer.get("features", ())),
         frozenset(answer["missing_packages"]),
         tuple(answer["added_names"]),
@@ -102,11 +108,17 @@ def why_not_runnable(check: Check, machine: Machine) -> str | None:
     if not machine.cards:
         return f"no CUDA device: torch {machine.torch} finds none on this machine"
     if missing := [package for package in check.packages if package in machine.missing_packages]:
-        return f"this Python has no {', '.join(missing)}: see `make test-gpu-packages`"
+        return f"this Python has no {', '.join(missing)}: see `make test-gpu-packages` in docs/gpu-checks.md"
     if missing := [feature for feature in check.torch_features if feature not in machine.features]:
         return f"not runnable on this torch: {machine.torch} has no {', '.join(missing)}"
     if len(machine.cards) < check.gpus:
         return f"needs {check.gpus} GPUs, and this machine has {len(machine.cards)}"
     if (memory := min(card.memory_gib for card in machine.cards)) < check.memory_gib:
         return f"needs {check.memory_gib:g} GiB of GPU memory, and this GPU has {memory:.0f} GiB"
+    if (capability := min(card.capability for card in machine.cards)) < check.capability:
+        return f"needs compute capability {dotted(check.capability)}, and this GPU has {dotted(capability)}"
     return None
+
+
+def dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))

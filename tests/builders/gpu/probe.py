@@ -21,7 +21,17 @@ def _takes_given_microbatches() -> bool:
     return all("arg_mbs" in inspect.signature(schedule.step).parameters for schedule in schedules)
 
 
-TORCH_FEATURES: dict[str, Callable[[], bool]] = {"pipelines of given microbatches": _takes_given_microbatches}
+def _names_mesh_dimensions() -> bool:
+    """Return whether FSDP takes names of a mesh's dimensions. torchtitan 0.3.0 imports their class."""
+    import torch.distributed.fsdp
+
+    return hasattr(torch.distributed.fsdp, "DataParallelMeshDims")
+
+
+TORCH_FEATURES: dict[str, Callable[[], bool]] = {
+    "pipelines of given microbatches": _takes_given_microbatches,
+    "DataParallelMeshDims, as torchtitan 0.3.0 needs": _names_mesh_dimensions,
+}
 """For each feature that an older torch lacks: whether this torch has it."""
 
 
@@ -31,11 +41,15 @@ def _torch() -> dict[str, object]:
 
     cuda = torch.cuda.is_available()
     devices = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count() if cuda else 0)]
+    cards = [
+        {"name": device.name, "memory_gib": device.total_memory / 2**30, "capability": (device.major, device.minor)}
+        for device in devices
+    ]
     return {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
-        "cards": [{"name": device.name, "memory_gib": device.total_memory / 2**30} for device in devices],
+        "cards": cards,
         "features": [name for name, is_there in TORCH_FEATURES.items() if is_there()],
     }
 

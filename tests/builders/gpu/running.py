@@ -144,14 +144,14 @@ def _judge_benchmark(
     check: Check, code: int | None, seconds: float, cut_off: bool, output: str, folder: Path
 ) -> Result:
     path = folder / "figures.json"
-    figures = _figures(json.loads(path.read_text(encoding="utf-8"))) if path.exists() and code == 0 else {}
+    figures = _figures(json.loads(path.read_text(encoding="utf-8"))) if path.exists() and code is not None else {}
     outcome, reason = Outcome.PASSED, ""
     if cut_off:
         outcome, reason = Outcome.NOT_REACHED, "the time was over while it ran"
     elif code is None:
         outcome, reason = Outcome.FAILED, f"did not end within {check.limit_seconds} s"
     elif code:
-        outcome, reason = Outcome.FAILED, f"ended with exit status {code}"
+        outcome, reason = Outcome.FAILED, f"ended with exit status {code}"  # also if a figure is beyond its bound
     elif not figures:
         outcome, reason = Outcome.FAILED, "measured nothing"
     error = (_last(output) or ("no output",)) if outcome is Outcome.FAILED else ()

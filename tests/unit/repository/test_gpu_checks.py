@@ -7,6 +7,7 @@ import getpass
 import importlib.util
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 
 from builders import pages
 from builders.gpu.__main__ import main, pick, status
-from builders.gpu.checks import CHECKS, TITAN_PACKAGES, Check, Kind
+from builders.gpu.checks import CHECKS, MOST_SECONDS, TITAN_PACKAGES, Check, Kind
 from builders.gpu.machine import ROOT, Card, Machine, environment, why_not_runnable
 from builders.gpu.results import Outcome, Result, Revision, document, table
 from builders.gpu.running import run, run_all
@@ -28,7 +29,7 @@ assert SPEC
 assert SPEC.loader
 gpu_packages = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(gpu_packages)
-H100 = Card("NVIDIA H100 80GB HBM3", 79.6)
+H100 = Card("NVIDIA H100 80GB HBM3", 79.6, (9, 0))
 MACHINE = Machine("3.12.3", "2.15.0", "13.0", "2.28", "580", (H100,), frozenset({"pipelines of given microbatches"}))
 FOREVER = 600
 
@@ -172,8 +173,18 @@ def test_a_benchmark_that_measures_nothing_has_failed(tmp_path, text, reason):
     assert ("out of memory" in result.error) == (reason != "measured nothing")
 
 
+def test_a_benchmark_whose_figure_is_beyond_its_bound_has_failed_with_its_figures(tmp_path):
+    text = """
+        target.write_text('{"rows": {"a step": {"median": 0.2}}}')
+        sys.exit("the memory differs from the plan by more than 5 %")
+    """
+    result = outcome_of(fake_benchmark(tmp_path, "bounded", text))
+    assert (result.outcome, result.figures) == (Outcome.FAILED, {"a step": 0.2})
+    assert "more than 5 %" in result.error[-1]
+
+
 NEEDY = Check(
-    "needy", "a fake", Kind.TESTS, ("x",), 1, ("numpy", "pydantic"), ("pipelines of given microbatches",), 2, 48
+    "needy", "a fake", Kind.TESTS, ("x",), 1, ("numpy", "pydantic"), ("pipelines of given microbatches",), 2, 48, (9, 0)
 )
 
 
@@ -193,11 +204,15 @@ NEEDY = Check(
         ),
         (MACHINE, "needs 2 GPUs, and this machine has 1"),
         (
-            Machine("3.12", "2.15.0", cards=(H100, Card("L4", 22.5)), features=MACHINE.features),
+            Machine("3.12", "2.15.0", cards=(H100, Card("L4", 22.5, (8, 9))), features=MACHINE.features),
             "needs 48 GiB of GPU memory, and this GPU has 22 GiB",
         ),
+        (
+            Machine("3.12", "2.15.0", cards=(H100, Card("A100", 79.3, (8, 0))), features=MACHINE.features),
+            "needs compute capability 9.0, and this GPU has 8.0",
+        ),
     ],
-    ids=["fault", "torch", "GPU", "package", "feature", "GPUs", "memory"],
+    ids=["fault", "torch", "GPU", "package", "feature", "GPUs", "memory", "capability"],
 )
 def test_what_a_machine_lacks_is_named(machine, reason):
     assert (why_not_runnable(NEEDY, machine) or "").startswith(reason)
@@ -275,7 +290,7 @@ def test_results_hold_no_names_of_hosts_or_users_and_no_addresses(monkeypatch):
 
 def test_results_of_several_machines_make_one_table(tmp_path):
     """The command of docs/gpu-checks.md makes the table."""
-    h200 = Machine("3.12", "2.11.0", cards=(Card("NVIDIA H200", 139.0),))
+    h200 = Machine("3.12", "2.11.0", cards=(Card("NVIDIA H200", 139.0, (9, 0)),))
     written = [
         results(Result("throughput", Outcome.PASSED, figures={"a step, s": 0.20512}), Result("bits", Outcome.FAILED)),
         results(Result("throughput", Outcome.PASSED, figures={"a step, s": 0.21}), Result("bits", Outcome.PASSED)),
@@ -333,12 +348,42 @@ def test_programs_of_benchmarks_exist_and_names_are_given_once():
     assert len({check.name for check in CHECKS}) == len(CHECKS)
 
 
+def test_no_check_takes_more_than_its_share_of_ten_minutes():
+    assert {check.name: check.limit_seconds for check in CHECKS if check.limit_seconds > MOST_SECONDS} == {}
+
+
+def test_a_run_of_ten_minutes_begins_with_what_is_worth_most():
+    """Speed beside torchtitan, recovery, a small model's speed, and float8."""
+    assert [check.name for check in CHECKS[:4]] == ["beside-torchtitan", "recovery", "throughput", "float8"]
+
+
+def test_each_check_has_passed_on_a_gpu_or_is_due():
+    notebook = (ROOT / "notebook" / "gpu.md").read_text()
+    results, _, due = notebook.partition("\n## Due\n")
+    assert due
+    tables = [line.split("|") for line in results.splitlines() if line.startswith("| `")]
+    passed = {name for cells in tables if "passed" in cells[2].lower() for name in re.findall(r"`([^`]+)`", cells[1])}
+    listed = set(re.findall(r"^\| `([^`]+)` \|", due, re.MULTILINE))
+    names = {check.name for check in CHECKS}
+    assert names - passed - listed == set()
+    assert listed - names == set(), "the notebook names a check that does not exist"
+
+
 def test_carried_packages_hold_what_checks_import():
     lock = gpu_packages.locked((ROOT / "requirements/dev.txt").read_text())
     entries = [line.partition("==")[0] for line in lock.splitlines() if "==" in line]
     assert set(entries) == gpu_packages.PACKAGES
     needed = {package for check in CHECKS for package in check.packages} - {"numpy"}  # This module comes with torch.
     assert needed - set(TITAN_PACKAGES) <= set(entries)
+
+
+def test_carried_packages_of_torchtitan_hold_what_its_check_imports():
+    """No package is in both folders, because the folder of torchtitan precedes the other on the path."""
+    lock = gpu_packages.locked((ROOT / "requirements/dev.txt").read_text(), gpu_packages.TITAN_LOCKED)
+    entries = [line.partition("==")[0] for line in (lock + gpu_packages.TITAN.read_text()).splitlines() if "==" in line]
+    assert len(set(entries)) == len(entries)
+    assert set(TITAN_PACKAGES) <= set(entries)
+    assert gpu_packages.PACKAGES.isdisjoint(entries)
 
 
 @pytest.mark.parametrize("newer", [False, True])
