@@ -183,7 +183,7 @@ class AgentState:
         return p.Report(
             replica=self.replica,
             instance=self.instance,
-            ready=self.ready and not self.learning and not self.preflight,
+            ready=self.can_start,
             round=self.seen[0],
             claim=self.seen[1],
             state=reported.on_wire,
@@ -208,6 +208,11 @@ class AgentState:
             if r and coordinator and r.world_mismatch and coordinator.all_train_alone()
             else "",
         )
+
+    @property
+    def can_start(self) -> bool:
+        """Return whether this agent can start workers at once: it has imported their modules and checked its GPUs."""
+        return self.ready and not self.learning and not self.preflight
 
     @property
     def held(self) -> tuple[p.HeldSnapshot, ...]:

@@ -231,7 +231,7 @@ class Replicas:
         restarted, any_stays = set(), False
         for name, member in members.items():
             view = self.observed.agent(name)
-            if view.connected and view.report and view.report.instance != member.instance:
+            if view.connected and view.report and not member.is_agent(view.report.instance):
                 restarted.add(name)
             elif self.member_still(name) and self.can_answer(name):
                 any_stays = True

@@ -438,6 +438,71 @@ def test_where_all_members_came_back_none_goes_on_without_the_others() -> None:
     assert prepares(plan(anew(jobs.running(jobs.spec()), *names, ready=False), T0 + 11)) == names
 
 
+def answered(**changes: dict[str, Any]) -> JobObservation:
+    """Return a claim with all answers, of which some have other fields.
+
+    The operator has just started: it has a stream to the coordinator only.
+    """
+    seen = claimed()
+    agents = {}
+    for name, view in seen.agents.items():
+        assert view.prepare is not None
+        assert isinstance(view.prepare.reply, protocol.Prepared)
+        reply = replace(view.prepare.reply, **changes.get(name.replace("-", "_"), {}))
+        stream = {} if name == "demo-0-0" else {"connected": False, "wanted_at": None, "report": None}
+        agents[name] = replace(view, prepare=replace(view.prepare, reply=reply), **stream)
+    return replace(seen, agents=agents)
+
+
+IMPORTING = {"instance": "another", "ready": False}
+
+
+@pytest.mark.parametrize(
+    ("changes", "members"),
+    [
+        ({"demo_1_0": IMPORTING}, {"demo-0-0", "demo-2-0"}),
+        ({"demo_1_0": {"instance": "another"}}, {"demo-0-0", "demo-1-0", "demo-2-0"}),
+        ({"demo_1_0": {"ready": False}}, {"demo-0-0", "demo-1-0", "demo-2-0"}),
+        ({"demo_1_0": IMPORTING, "demo_2_0": IMPORTING}, {"demo-0-0", "demo-1-0", "demo-2-0"}),
+        (dict.fromkeys(("demo_0_0", "demo_1_0", "demo_2_0"), IMPORTING), {"demo-0-0", "demo-1-0", "demo-2-0"}),
+    ],
+    ids=[
+        "one imports",
+        "one came back and is ready, or its agent is older",
+        "one is not ready, and was not restarted",
+        "the others are too few",
+        "all import",
+    ],
+)
+def test_an_operator_that_is_new_learns_from_its_answer_that_a_member_imports(
+    changes: dict[str, dict[str, Any]], members: set[str]
+) -> None:
+    """The operator did not see the restart of the container, and the agent answers Prepare while it imports."""
+    assert jobs.sends(plan(answered(**changes), T0 + 11.2), protocol.Assign).keys() == members
+
+
+def test_no_round_of_strangers_begins_while_the_only_member_left_imports() -> None:
+    """The member has the state; a replica that has just joined has none."""
+    seen = answered(demo_0_0=IMPORTING)
+    streams = {name: {"connected": True, "report": jobs.report(name)} for name in ("demo-1-0", "demo-2-0")}
+    agents = {name: replace(view, **streams.get(name, {})) for name, view in seen.agents.items()}
+    seen = replace(seen, agents=agents)
+    world = seen.job.status.world.model_copy(update={"members": seen.job.status.world.members[:1]})
+    status = seen.job.status.model_copy(update={"world": world})
+    made = plan(replace(seen, job=replace(seen.job, status=status)), T0 + 11.2)
+    assert "demo-0-0" in jobs.sends(made, protocol.Assign)
+
+
+def test_a_member_that_imports_gives_the_round_the_shards_that_only_it_has() -> None:
+    newest = protocol.SnapshotId(1, 39, "layout", 3)
+    held = {name: {"snapshots": (protocol.HeldSnapshot(newest, (0, 2)),)} for name in ("demo_0_0", "demo_2_0")}
+    only = {**IMPORTING, "snapshots": (protocol.HeldSnapshot(newest, (1,)),)}
+    assigns = jobs.sends(plan(answered(**held, demo_1_0=only), T0 + 11.2), protocol.Assign)
+    assert assigns.keys() == {"demo-0-0", "demo-2-0"}
+    assert {message.restore.step for message in assigns.values()} == {39}
+    assert {peer.replica for message in assigns.values() for peer in message.outside} == {"demo-1-0"}
+
+
 # --- planned changes
 
 
