@@ -6,6 +6,7 @@ The module has no side effects. Only the functions in `steps` change the facts.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from typing import Optional
 
@@ -223,6 +224,15 @@ class AgentState:
     def latest(self) -> Optional[p.Durable]:
         """Checkpoint that the file LATEST in storage names, or None if a rollback has undone that checkpoint."""
         return self.uploads.latest
+
+    def next_deadline(self, now: float) -> float:
+        """Return the time after `now` at which this agent must check whether another agent is silent, or infinity."""
+        r = self.round
+        if r is None:
+            return math.inf
+        if r.coordinator is not None:
+            return r.coordinator.next_deadline(now)
+        return r.silent_at if r.silent_at > now else math.inf
 
     # --- exit of this agent -----------------------------------------------------------------------------------------
 
