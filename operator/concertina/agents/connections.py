@@ -20,9 +20,9 @@ from weakref import WeakValueDictionary
 
 import concertina_protocol as protocol
 from concertina import metrics
+from concertina.agents import authority
 from concertina.agents.agent_lines import HeldLines
 from concertina.agents.allowance import Allowance
-from concertina.agents.authority import Authority
 from concertina.agents.bounds import LineLimits, line_limits
 from concertina.agents.calls import HANDSHAKES, CallError, ConnectionIdentity, call
 from concertina.agents.hearing import AgentConnectivityMonitor
@@ -537,7 +537,7 @@ class AgentConnections:
 
 
 def _client_context(master_key: bytes, uid: str, created: float) -> ssl.SSLContext:
-    return Authority(master_key, uid, created).client_context()
+    return authority.of_job(master_key, uid, created).client_context()
 
 
 def _with_call(view: AgentView, kind: str, call: Call) -> AgentView:
