@@ -495,7 +495,7 @@ class AgentConnections:
             job.relaying = job.relaying.after(report)
             if connection.view != before:
                 self.hearing.update(uid, replica, connection.view)
-                if _matters(before, connection.view):
+                if _matters(before, connection.view) and not (connection.waits and _only_starts(before.report, report)):
                     self._tell(job, at_once=not job.unanswered)
                 else:
                     self._changed(uid, False)
@@ -595,6 +595,18 @@ def _with_report(view: AgentView, report: protocol.Report, now: float) -> AgentV
     return dataclasses.replace(
         view, connected=True, lost_at=None, closed=False, refusal=None, ready_at=ready_at, report=report
     )
+
+
+def _only_starts(before: protocol.Report | None, report: protocol.Report) -> bool:
+    """Return whether an agent only reports that it is starting, as before, so that its replica is not ready.
+
+    Before a job's first round, no pass acts on this.
+    """
+    starting = protocol.Report(
+        report.replica, report.instance, ready=False, round=0, claim="", state=protocol.State.IDLE, takes_calls=True
+    )
+    reports = (report,) if before is None else (before, report)
+    return all(dataclasses.replace(each, storage=None) == starting for each in reports)
 
 
 def _matters(before: AgentView, after: AgentView) -> bool:
