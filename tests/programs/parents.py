@@ -5,6 +5,7 @@ python parents.py FOLDER SCENARIO
 
 import asyncio
 import functools
+import math
 import os
 import signal
 import sys
@@ -71,7 +72,7 @@ async def followed(folder: Path, *, spoilt: Callable[[], None]) -> None:
         checkpoints=False, environment=os.environ, package="little",
     )  # fmt: skip
     told: asyncio.Queue[e.Event] = asyncio.Queue()
-    driver = WorkersDriver(settings, FilesDriver(folder), "", told.put_nowait, TaskGroup())
+    driver = WorkersDriver(settings, FilesDriver(folder), "", told.put_nowait, TaskGroup(), lambda now: math.inf)
     driver.start()
     print(await warm(told))
     spoilt()

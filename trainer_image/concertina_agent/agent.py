@@ -80,7 +80,7 @@ class Agent:
             Connector(tls.client_context(settings.identity), settings.uid),
             socket_path(settings.volume),
         )
-        self._workers = workers = WorkersDriver(settings, files, channel, emit, tasks)
+        self._workers = workers = WorkersDriver(settings, files, channel, emit, tasks, self._core.next_deadline)
         self._uploads = uploads = UploadDriver(files.snapshots, emit)
         copies = Peers(settings.uid, settings.replica, connector, files.snapshots, emit, tasks, settings.even)
         learning = ModuleLearning(settings.uid, workers.warm_start, connector, emit, tasks)

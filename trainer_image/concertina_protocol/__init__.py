@@ -115,6 +115,7 @@ __all__ = [
     "BAD_INPUTS",
     "BEAT_SECONDS",
     "COMMUNICATION",
+    "DOUBT_SECONDS",
     "EXIT_OLD_PYTHON",
     "KINDS",
     "LONGEST_LAST_LINE",
@@ -201,6 +202,11 @@ REPORT_SECONDS = 1.0
 repeated."""
 SILENCE_SECONDS = 3.0
 """Seconds without a line after which a stream between two processes is considered lost."""
+DOUBT_SECONDS = 1.5
+"""Seconds without a line from a member after which the coordinator reports the member as silent.
+
+The operator then has the rest of SILENCE_SECONDS to find out by itself whether the member answers.
+"""
 
 Message = Union[
     Prepare, Prepared, Assign, Release, Drain, Save, Accepted, Refused, Watch, Join, DurableMoved, StopAt, Ping, Index,

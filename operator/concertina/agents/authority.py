@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import functools
 import os
 import ssl
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ VALID_BEFORE = datetime.timedelta(days=1)
 """Time before the job's creation from which certificates are valid, for machines whose clock is behind."""
 VALID_AFTER = datetime.timedelta(days=3650)
 MASTER_KEY_BYTES = 32
+MOST_CACHED = 128
+"""Maximum number of authorities of jobs that are cached."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,15 @@ class Authority:
 
     def _sign(self, builder: x509.CertificateBuilder) -> x509.Certificate:
         return builder.sign(self._key, hashes.SHA256(), ecdsa_deterministic=True)
+
+
+@functools.lru_cache(MOST_CACHED)
+def of_job(master_key: bytes, uid: str, created: float) -> Authority:
+    """Return the certificate authority of a job.
+
+    A new job needs it twice within seconds: for the connections to its agents, and for its Secret.
+    """
+    return Authority(master_key, uid, created)
 
 
 def _name(text: str) -> x509.Name:

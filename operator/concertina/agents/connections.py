@@ -20,9 +20,9 @@ from weakref import WeakValueDictionary
 
 import concertina_protocol as protocol
 from concertina import metrics
+from concertina.agents import authority
 from concertina.agents.agent_lines import HeldLines
 from concertina.agents.allowance import Allowance
-from concertina.agents.authority import Authority
 from concertina.agents.bounds import LineLimits, line_limits
 from concertina.agents.calls import HANDSHAKES, CallError, ConnectionIdentity, call
 from concertina.agents.hearing import AgentConnectivityMonitor
@@ -495,7 +495,7 @@ class AgentConnections:
             job.relaying = job.relaying.after(report)
             if connection.view != before:
                 self.hearing.update(uid, replica, connection.view)
-                if _matters(before, connection.view):
+                if _matters(before, connection.view) and not (connection.waits and _only_starts(before.report, report)):
                     self._tell(job, at_once=not job.unanswered)
                 else:
                     self._changed(uid, False)
@@ -537,7 +537,7 @@ class AgentConnections:
 
 
 def _client_context(master_key: bytes, uid: str, created: float) -> ssl.SSLContext:
-    return Authority(master_key, uid, created).client_context()
+    return authority.of_job(master_key, uid, created).client_context()
 
 
 def _with_call(view: AgentView, kind: str, call: Call) -> AgentView:
@@ -595,6 +595,18 @@ def _with_report(view: AgentView, report: protocol.Report, now: float) -> AgentV
     return dataclasses.replace(
         view, connected=True, lost_at=None, closed=False, refusal=None, ready_at=ready_at, report=report
     )
+
+
+def _only_starts(before: protocol.Report | None, report: protocol.Report) -> bool:
+    """Return whether an agent only reports that it is starting, as before, so that its replica is not ready.
+
+    Before a job's first round, no pass acts on this.
+    """
+    starting = protocol.Report(
+        report.replica, report.instance, ready=False, round=0, claim="", state=protocol.State.IDLE, takes_calls=True
+    )
+    reports = (report,) if before is None else (before, report)
+    return all(dataclasses.replace(each, storage=None) == starting for each in reports)
 
 
 def _matters(before: AgentView, after: AgentView) -> bool:

@@ -209,6 +209,7 @@ class Operator:
             nodes_watched=settings.watch_nodes,
             serves=lambda namespace: self._selected is None or namespace in self._selected,
             later=asyncio.get_running_loop().call_later,
+            changed_a_little=lambda uid: self._agent_changed(uid, at_once=False),
         )
         self._events = Events(client, settings.identity)
         namespaces: tuple[str | None, ...] = settings.watch_namespaces or (None,)

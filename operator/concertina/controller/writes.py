@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from concertina import metrics
-from concertina.agents.authority import Authority
+from concertina.agents import authority
 from concertina.api.pod_names import pod_name, rendezvous_name
 from concertina.controller import evaluation_jobs
 from concertina.controller.cache.cluster_cache import ClusterCache
@@ -449,4 +449,4 @@ def _contains(stored: Raw, patch: Raw) -> bool:
 
 
 def _identity_of_agents(master_key: bytes, view: JobView) -> dict[str, str]:
-    return Authority(master_key, view.uid, view.created).secret_data()
+    return authority.of_job(master_key, view.uid, view.created).secret_data()

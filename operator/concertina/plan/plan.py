@@ -212,6 +212,8 @@ def _watch(ctx: JobContext, decision: Decision) -> dict[str, str]:
     - the stream to the coordinator, even while its pod is being deleted;
     - streams to replicas outside of the round, which report when they are ready. This includes a replica that counts as
       dead because it is silent, until its pod is gone. Without a stream, its silence would prove nothing;
+    - streams to members that may be lost: if they don't answer this operator either, the next round does not wait for
+      them;
     - streams to all replicas, while the operator doubts that the coordinator is alive.
 
     Jobs with torchrun have no agents, and so no streams.
@@ -225,5 +227,10 @@ def _watch(ctx: JobContext, decision: Decision) -> dict[str, str]:
         if (not ctx.health.by_objects(pod).dead or name == replicas.coordinator)
         and pod.ip
         and pod.phase is PodPhase.RUNNING
-        and (decision.watch_all or name not in ctx.round.members or name == ctx.round.coordinator.replica)
+        and (
+            decision.watch_all
+            or name not in ctx.round.members
+            or name == ctx.round.coordinator.replica
+            or name in replicas.suspects
+        )
     }

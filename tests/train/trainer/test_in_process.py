@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,8 @@ from builders.until import until
 WARM_ROUNDS = 5
 """Rounds after which all caches have their size."""
 LAYOUTS = ({}, {"tensor": 2})
+GROUPS = (("1", "0"), ("5", "0"))
+"""Numbers of process groups of a process in each layout, before and after it leaves the round."""
 GROWTH_KIB = 8 << 10
 """The most that the allocator of C may add."""
 
@@ -63,7 +66,7 @@ def test_survivors_keep_their_process(folder, trainer):
 
 
 def used(pid: int) -> tuple[int, int, int]:
-    """Open files, threads, and resident KiB of a process."""
+    """Return the numbers of open files and threads, and the resident KiB of a process."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
     return len(os.listdir(f"/proc/{pid}/fd")), int(status["Threads"]), int(status["VmRSS"].split()[0])
 
@@ -71,19 +74,20 @@ def used(pid: int) -> tuple[int, int, int]:
 @pytest.mark.parametrize(
     "rounds",
     [
-        12,
+        20,
         pytest.param(
             200, marks=pytest.mark.long(law="tests/train/trainer/test_in_process.py::test_rounds_leave_nothing_behind")
         ),
     ],
 )
 def test_rounds_leave_nothing_behind(folder, parent, trainer, rounds):
-    """After the first rounds, no process has more files, threads or memory.
+    """After the first rounds, no process has more files, threads or memory, and none keeps a process group.
 
     Two processes change ranks in each round, and the layout changes in each second one.
     """
     model = {**trainer["model"], "kvHeads": 2}
     job = node.Job(folder, parent, {**trainer, "steps": 10_000, "model": model}, stays=True)
+    job.worker = "workers.counted_groups:main"
     restore, first = node.FRESH, []
     for i in range(rounds):
         job.environment["CONCERTINA_PARALLELISM"] = json.dumps(LAYOUTS[i // 2 % 2])
@@ -99,6 +103,8 @@ def test_rounds_leave_nothing_behind(folder, parent, trainer, rounds):
         if i > WARM_ROUNDS:  # what a round had is freed beside the next one's preparation
             for pid, before in zip(pids, first, strict=True):
                 until(partial(within, pid, before), f"no more than {before}", seen=partial(used, pid))
+    groups = re.findall(r"groups: (\d+), then (\d+)", (folder / "round-1.log").read_text())
+    assert groups == [GROUPS[i // 2 % 2] for i in range(rounds) for _ in pids]
 
 
 def within(pid: int, before: tuple[int, int, int]) -> bool:

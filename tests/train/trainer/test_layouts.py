@@ -30,8 +30,19 @@ MORE = [
     ["fsdp", "fsdp x tensor", "context x tensor", "hsdp"],
     ["context", "tensor", "async tensor", "hsdp x tensor"],
 ]
-SAME = ["fsdp x tensor", "context x tensor", "async tensor", "pipeline x tensor"]
+SAME = "async tensor"
+MORE_SAME = [
+    "fsdp x tensor",
+    "context x tensor",
+    "pipeline x tensor",
+    "hsdp",
+    "interleaved x copies",
+    "experts",
+    "experts x copies",
+]
 """Layouts in which a process has another place in an equal mesh if the ranks are in another order."""
+OF_EXPERTS = {"experts": (4, {"expert": 4}), "experts x copies": (4, {"expert": 2, "shard": 2})}
+EXPERTS = {"count": 4, "hiddenDim": 24, "shared": 1, "firstDense": 1, "balanceLoss": 0.5, "biasRate": 0.01}
 
 
 @pytest.fixture(scope="module")
@@ -78,12 +89,34 @@ def test_each_layout_goes_on_from_the_one_before(folder, parent, wide, reference
     assert losses == pytest.approx(reference, rel=REASSOCIATION)
 
 
-@pytest.mark.long(law=f"{HERE}::test_each_layout_goes_on_from_the_one_before")
-@pytest.mark.parametrize("name", SAME)
-def test_the_same_layout_goes_on_in_another_order(folder, parent, wide, reference, name):
+@pytest.fixture(scope="module")
+def with_experts(wide):
+    return {**wide, "model": {**wide["model"], "experts": EXPERTS}}
+
+
+@pytest.fixture(scope="module")
+def reference_with_experts(folder_of_module, parent, with_experts):
+    return node.Job(folder_of_module / "experts", parent, with_experts).run(world=1).losses
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        SAME,
+        *(
+            pytest.param(
+                name, marks=pytest.mark.long(law=f"{HERE}::test_the_same_layout_goes_on_in_another_order[{SAME}]")
+            )
+            for name in MORE_SAME
+        ),
+    ],
+)
+def test_the_same_layout_goes_on_in_another_order(folder, parent, request, name):
     """No process ends, and each has another rank in each round."""
-    world, parallelism = LAYOUTS[name]
-    job, losses, restore = node.Job(folder, parent, wide, stays=True), {}, node.FRESH
+    world, parallelism = {**LAYOUTS, **OF_EXPERTS}[name]
+    fixtures = ("with_experts", "reference_with_experts") if name in OF_EXPERTS else ("wide", "reference")
+    trainer, reference = map(request.getfixturevalue, fixtures)
+    job, losses, restore = node.Job(folder, parent, trainer, stays=True), {}, node.FRESH
     job.environment["CONCERTINA_PARALLELISM"] = json.dumps(parallelism)
     pids = set()
     for step in (4, 8, None):

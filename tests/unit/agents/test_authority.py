@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from concertina.agents.authority import Authority
+from concertina.agents.authority import Authority, of_job
 
 MASTER = b"m" * 32
 CREATED = 1_700_000_000.0
@@ -105,3 +105,11 @@ def test_the_secret_holds_nothing_of_the_operator() -> None:
 def test_a_short_master_key_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 32 bytes"):
         Authority(b"short", "u1", CREATED)
+
+
+def test_the_authority_of_a_job_is_made_once() -> None:
+    made = of_job(MASTER, "u1", CREATED)
+    assert of_job(MASTER, "u1", CREATED) is made
+    others = [of_job(b"n" * 32, "u1", CREATED), of_job(MASTER, "u2", CREATED), of_job(MASTER, "u1", CREATED + 1)]
+    assert made.ca == Authority(MASTER, "u1", CREATED).ca
+    assert made.ca not in [other.ca for other in others]

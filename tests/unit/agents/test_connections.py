@@ -153,6 +153,50 @@ def test_progress_alone_does_not_matter_at_once_but_a_change_of_state_does(tmp_p
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(("waits", "changes"), [(True, [False, False, True, True, True]), (False, [True] * 5)])
+def test_an_agent_that_only_starts_decides_nothing_before_the_first_round(
+    tmp_path: Path, waits: bool, changes: list[bool]
+) -> None:
+    """The first report, and what storage says, wait for the next pass; readiness and its end, or a reason, do not."""
+    starting = protocol.Report("r0", "i1", ready=False, round=0, claim="", state="idle", takes_calls=True)
+    ready = dataclasses.replace(starting, ready=True)
+    lines = [
+        starting,
+        dataclasses.replace(starting, storage=protocol.Storage("Ready")),
+        ready,
+        starting,
+        dataclasses.replace(starting, startup_error="no module"),
+    ]
+
+    async def play(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
+        for line in lines:
+            await go.get()
+            writer.write(protocol.encode(line))
+            await writer.drain()
+        await asyncio.sleep(LIMIT)
+
+    go = asyncio.Queue[None]()
+
+    async def scenario() -> None:
+        heard = Heard()
+        connections = AgentConnections(heard)
+        await connections.open(UID, CREATED, MASTER)
+        async with agent(play, tmp_path) as address:
+            connections.watch(UID, {"r0": address}, waits)
+            for count, line in enumerate(lines, 1):
+                go.put_nowait(None)
+                await until_async(
+                    lambda line=line: connections.views(UID)["r0"].report == line,
+                    "the report",
+                    lambda: connections.views(UID),
+                )
+                await until_async(lambda count=count: len(heard.changes) == count, "a word", lambda: heard.changes)
+            assert heard.changes == changes
+            connections.close()
+
+    asyncio.run(scenario())
+
+
 def test_garbage_ends_a_stream_and_a_call(tmp_path: Path) -> None:
     async def garbage(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
         writer.write(b"{}\n")

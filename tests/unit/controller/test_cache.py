@@ -143,6 +143,41 @@ def test_numbers_that_this_operator_has_written_are_no_news_but_what_came_with_t
     assert known.heard() == ["a"]
 
 
+def test_a_pod_that_only_starts_decides_nothing_before_the_first_round() -> None:
+    urgent: list[str] = []
+    little: list[str] = []
+    cache = ClusterCache(urgent.append, lambda uid: {}, changed_a_little=little.append)
+
+    def heard() -> tuple[set[str], set[str]]:
+        both = set(urgent), set(little)
+        urgent.clear()
+        little.clear()
+        return both
+
+    cache.on_job(job("a", 1))
+    heard()
+    created, bound, running = pod("p", "a"), pod("p", "a", node="n1"), pod("p", "a", node="n1", phase="Running")
+    waits = replace(bound, view=replace(bound.view, waiting="ErrImagePull"))
+    another = replace(bound, view=replace(bound.view, uid="uid-of-another"))
+    for old, new in ((None, created), (created, bound), (bound, bound)):
+        cache.on_pod(old, new)
+        assert heard() == (set(), {"a"})
+    for old, new in (
+        (bound, waits),
+        (waits, bound),
+        (bound, another),
+        (another, bound),
+        (bound, running),
+        (running, None),
+    ):
+        cache.on_pod(old, new)
+        assert heard()[0] == {"a"}, (old, new)
+    cache.on_job(job("a", 2, world={"round": 1}))
+    heard()
+    cache.on_pod(None, created)
+    assert heard() == ({"a"}, set())
+
+
 def test_pods_are_found_by_their_owner_whichever_is_heard_first() -> None:
     known = Known()
     known.cache.on_pod(None, pod("late", "a", index=1))

@@ -27,6 +27,7 @@ TOPS = {
     "concertina_protocol": (),
     "concertina_trainer": (),
     "concertina_trainer.config.trainer": ("pydantic",),
+    "concertina.controller.operator": ("aiohttp", "cryptography", "kopf", "pydantic"),
 }
 
 

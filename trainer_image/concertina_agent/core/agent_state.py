@@ -6,6 +6,7 @@ The module has no side effects. Only the functions in `steps` change the facts.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from typing import Optional
 
@@ -183,7 +184,7 @@ class AgentState:
         return p.Report(
             replica=self.replica,
             instance=self.instance,
-            ready=self.ready and not self.learning and not self.preflight,
+            ready=self.can_start,
             round=self.seen[0],
             claim=self.seen[1],
             state=reported.on_wire,
@@ -210,6 +211,11 @@ class AgentState:
         )
 
     @property
+    def can_start(self) -> bool:
+        """Return whether this agent can start workers at once: it has imported their modules and checked its GPUs."""
+        return self.ready and not self.learning and not self.preflight
+
+    @property
     def held(self) -> tuple[p.HeldSnapshot, ...]:
         """Snapshots whose shards are in the volume of this agent, newest first."""
         return self.snapshots.all()
@@ -218,6 +224,15 @@ class AgentState:
     def latest(self) -> Optional[p.Durable]:
         """Checkpoint that the file LATEST in storage names, or None if a rollback has undone that checkpoint."""
         return self.uploads.latest
+
+    def next_deadline(self, now: float) -> float:
+        """Return the time after `now` at which this agent must check whether another agent is silent, or infinity."""
+        r = self.round
+        if r is None:
+            return math.inf
+        if r.coordinator is not None:
+            return r.coordinator.next_deadline(now)
+        return r.silent_at if r.silent_at > now else math.inf
 
     # --- exit of this agent -----------------------------------------------------------------------------------------
 

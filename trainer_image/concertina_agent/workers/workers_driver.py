@@ -8,6 +8,7 @@ import os
 import shlex
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Optional
 
@@ -26,6 +27,9 @@ from concertina_protocol import addresses
 from concertina_protocol.log import log_event
 
 TICK_SECONDS = 0.25
+"""Maximum seconds between two ticks. A tick comes earlier if the silence of another agent must be checked then."""
+LATER_SECONDS = 0.01
+"""Seconds from a deadline to its tick. Deadlines that pass within this time share a tick."""
 
 
 class WorkersDriver:
@@ -38,9 +42,20 @@ class WorkersDriver:
         channel: str,
         emit: Callable[[e.Event], None],
         tasks: TaskGroup,
+        next_deadline: Callable[[float], float],
     ) -> None:
-        """Prepare to start processes. `channel` is the path of the socket between workers and the agent."""
+        """Prepare to start processes.
+
+        Args:
+            settings: Settings of the agent.
+            files: Driver of the files in the volume.
+            channel: Path of the socket between workers and the agent.
+            emit: Function that passes an event to the state machine.
+            tasks: Tasks that run as long as the agent.
+            next_deadline: Function that returns the next time of the monotonic clock at which a tick is needed.
+        """
         self._settings, self._files, self._channel, self._emit, self._tasks = settings, files, channel, emit, tasks
+        self._next_deadline = next_deadline
         self._reaper = Reaper()
         self.parent: Optional[ForkParent] = None
         """Parent of the bundled trainer's processes."""
@@ -79,7 +94,8 @@ class WorkersDriver:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK_SECONDS)
+            now = time.monotonic()
+            await asyncio.sleep(min(TICK_SECONDS, self._next_deadline(now) - now + LATER_SECONDS))
             self._emit(self.local.poll())
             self.local.look_for_own_worlds()
             if self._command is not None:

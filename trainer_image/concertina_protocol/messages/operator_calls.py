@@ -64,6 +64,11 @@ class Prepared:
 
     Each reason is listed once.
     """
+    ready: bool = True
+    """True if this agent can start workers at once, as in its Report. False while it imports PyTorch after its start.
+
+    Agents of earlier versions do not send this field, and count as ready.
+    """
 
 
 @dataclasses.dataclass(frozen=True)

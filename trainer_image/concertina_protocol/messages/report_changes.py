@@ -82,6 +82,7 @@ def _same_members(before: Mapping[str, MemberState], after: Mapping[str, MemberS
     if before is after:
         return True
     return before.keys() == after.keys() and all(
-        (old.instance, old.state, old.failure, old.notice) == (new.instance, new.state, new.failure, new.notice)
+        (old.instance, old.state, old.failure, old.notice, old.silent)
+        == (new.instance, new.state, new.failure, new.notice, new.silent)
         for old, new in ((before[name], after[name]) for name in after)
     )

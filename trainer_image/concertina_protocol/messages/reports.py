@@ -375,6 +375,11 @@ class MemberState:
     """
     gpu_fault: str = ""
     """Clause about a GPU of this member that is faulty, or ""."""
+    silent: bool = False
+    """True if the member has sent the coordinator no line for DOUBT_SECONDS. Only the coordinator sets this.
+
+    The operator then tries to reach the member itself.
+    """
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,16 @@ from concertina.controller.cache.uri_index import UriIndex
 from concertina.kube.parse.views import OwnedPod, job_view, other_manager
 from concertina.kube.resources import Raw, version_of
 from concertina.plan.lifecycle.admission import by_quota
-from concertina.plan.observed import AgentView, CreateRefusal, GangApi, JobObservation, NodeView, PodView, Refusal
+from concertina.plan.observed import (
+    AgentView,
+    CreateRefusal,
+    GangApi,
+    JobObservation,
+    NodeView,
+    PodPhase,
+    PodView,
+    Refusal,
+)
 
 log = logging.getLogger(__name__)
 PROGRESS_SECONDS = 1.5
@@ -69,6 +78,7 @@ class ClusterCache:
         nodes_watched: bool = True,
         serves: Callable[[str], bool] = lambda namespace: True,
         later: Later = at_once,
+        changed_a_little: Callable[[str], None] | None = None,
     ) -> None:
         """Create an empty cache. Watch events fill it.
 
@@ -80,8 +90,10 @@ class ClusterCache:
             nodes_watched: Whether the operator watches nodes.
             serves: Function that returns whether this operator is responsible for the jobs of a namespace.
             later: Function that schedules a call.
+            changed_a_little: Function to call instead of `changed` after a change on which no pass acts.
         """
         self._changed = changed
+        self._changed_a_little = changed_a_little or changed
         self._agents = agents
         self._master_keys = master_keys
         self._hearing = hearing or AgentConnectivityMonitor()
@@ -135,9 +147,7 @@ class ClusterCache:
         job = self._jobs.get(uid)
         if job is None:
             return 0.0
-        world = job.view.status.world
-        waits = not world.round and world.claim is None and not job.asked
-        return max(WAITING_GAP_SECONDS if waits else 0.0, min(job.decided_in / DECIDING, LONGEST_GAP_SECONDS))
+        return max(WAITING_GAP_SECONDS if job.waits else 0.0, min(job.decided_in / DECIDING, LONGEST_GAP_SECONDS))
 
     @property
     def progress_every(self) -> float:
@@ -233,7 +243,9 @@ class ClusterCache:
                 elif new is None or (new.view.uid, new.job_uid) != (pod.view.uid, pod.job_uid):
                     pods.pop(pod.view.uid, None)
                 if job is not None:
-                    self._job_changed(pod.job_uid)
+                    self._capacity.job_changed(pod.job_uid)
+                    is_little = job.waits and _only_starts(old, new)
+                    (self._changed_a_little if is_little else self._changed)(pod.job_uid)
                 elif not pods:
                     del self._orphans[orphans]
         if old is not None and new is None:
@@ -363,6 +375,19 @@ class ClusterCache:
             progress_every=self.progress_every,
             words_every=self._words_every(job),
         )
+
+
+def _only_starts(old: OwnedPod | None, new: OwnedPod | None) -> bool:
+    """Return whether a pod has only been created or bound to a node, so that it still can't run an agent.
+
+    Before a job's first round, no pass acts on this.
+    """
+    if new is None or new.view.phase is not PodPhase.PENDING or new.view.waiting or new.view.deleting:
+        return False
+    if old is None:
+        return True
+    view = dataclasses.replace(new.view, node=old.view.node, awaited_scheduler=old.view.awaited_scheduler)
+    return dataclasses.replace(new, view=view) == old
 
 
 def _room(node: NodeView | None) -> tuple[object, ...]:

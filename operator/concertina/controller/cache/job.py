@@ -88,6 +88,12 @@ class CachedJob:
     def name(self) -> str:
         return f"{self.view.namespace}/{self.view.name}"
 
+    @property
+    def waits(self) -> bool:
+        """True if the job has no round yet and this operator is not forming one."""
+        world = self.view.status.world
+        return not world.round and world.claim is None and not self.asked
+
     def named(self, round: int | None = None) -> dict[str, object]:
         """Return the log fields that identify the job, a round and the round's trace.
 

@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import aiohttp
-import kopf
 
 from concertina import metrics
 from concertina.api import GROUP, PLURAL, VERSION
@@ -27,6 +26,7 @@ from concertina.kube import deep_json
 from concertina.kube.access import Access
 from concertina.kube.client import READ_AHEAD, REQUEST_SECONDS, WATCH_SILENCE_SECONDS
 from concertina.kube.reflector import WatchEnd
+from concertina.kube.watch.kopf_import import kopf
 
 log = logging.getLogger(__name__)
 UNKNOWN_SECONDS = 1.0

@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import time
 
-import kopf
-
 from concertina.kube.access import Access, NoAccess, load
+from concertina.kube.watch.kopf_import import kopf
 
 READ_AGAIN_SECONDS = 60.0
 """Seconds after which the token is read again. The kubelet replaces the token before it expires."""

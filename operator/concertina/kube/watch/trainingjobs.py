@@ -15,14 +15,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from dataclasses import dataclass
 from typing import Any
 
-import kopf
-
 from concertina import backoff
 from concertina.api import GROUP, PLURAL, VERSION
 from concertina.kube.client import Client, once_reachable
 from concertina.kube.errors import Forbidden, Gone, NotFound
 from concertina.kube.resources import TRAINING_JOBS, Raw
 from concertina.kube.watch import kopf_session
+from concertina.kube.watch.kopf_import import kopf
 
 log = logging.getLogger(__name__)
 WORKER_SECONDS = 300.0

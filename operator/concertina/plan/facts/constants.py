@@ -15,6 +15,11 @@ It is also the longest timeout of a call.
 """
 RECONNECT = 0.5
 """Seconds in which a broken stream may be reopened before the operator doubts that the agent is alive."""
+UNANSWERED = 1.0
+"""Seconds without an answer to this operator after which a member that the coordinator has given up counts as lost.
+
+It is less than SILENCE_SECONDS - DOUBT_SECONDS, so that it has passed when the coordinator gives the member up.
+"""
 FIRST_CONTACT = SILENCE_SECONDS + 1.0
 """Seconds for a new operator to open its first stream to an agent before it doubts that the agent is alive."""
 UNHEARD = 30.0

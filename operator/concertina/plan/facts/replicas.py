@@ -10,11 +10,11 @@ from concertina.api.restarts import Restart
 from concertina.api.spec import JobSpec
 from concertina.plan.facts import notices, sizes
 from concertina.plan.facts.cached import cached
-from concertina.plan.facts.constants import FAULT_LASTS, since
+from concertina.plan.facts.constants import FAULT_LASTS, UNANSWERED, since
 from concertina.plan.facts.health import EvidenceSource, Health
 from concertina.plan.facts.round import Round
 from concertina.plan.observed import Call, JobObservation, PodPhase, PodView
-from concertina_protocol import Prepared
+from concertina_protocol import FailureReason, Prepared
 
 RECREATE_POD = "RecreatePod"
 """Action of an entry in `status.restarts` (`escalation`) that gives a pod up and creates a new one."""
@@ -108,12 +108,9 @@ class Replicas:
     @cached
     def gpu_faults(self) -> Mapping[str, str]:
         """Live replicas whose agent reports a faulty GPU, keyed by pod name, each with the fault as a clause."""
-        members = self.round.members
-        report = self.observed.agent(self.round.coordinator.replica).report if members else None
-        member_states = report.members if report and report.round == self.round.world.round else {}
         faults = {}
         for name in self.live:
-            newest = member_states.get(name) or self.observed.agent(name).report
+            newest = self.round.member_states.get(name) or self.observed.agent(name).report
             if newest and newest.gpu_fault:
                 faults[name] = _printable(newest.gpu_fault)
         return faults
@@ -138,11 +135,9 @@ class Replicas:
         observed, members, notice_by_replica = self.observed, self.round.members, {}
         # The coordinator's report on its members counts even when a claim is about to replace the round: a member that
         # has left keeps its notice until its pod has ended (decision "SIGTERM in an agent's reports").
-        report = observed.agent(self.round.coordinator.replica).report if members else None
-        member_states = report.members if report and report.round == self.round.world.round else {}
         for pod in observed.pods:
             report_of_pod = observed.agent(pod.name).report
-            member_state = member_states.get(pod.name) if pod.name in members else None
+            member_state = self.round.member_states.get(pod.name) if pod.name in members else None
             grace = (report_of_pod.notice if report_of_pod else None) or (member_state.notice if member_state else None)
             if notice := notices.of(notices.NoticeInput(pod, observed.node(pod), grace, self.now)):
                 notice_by_replica[pod.name] = notice
@@ -209,16 +204,20 @@ class Replicas:
         """Replicas that may be in the next round, in order of replica index.
 
         Candidates are all members that are not known to be lost, and all replicas that are ready. While the members'
-        pods have an outdated pod template, only members are candidates.
+        pods have an outdated pod template, only members are candidates. The round begins without lost members if
+        the others suffice and another member remains.
         """
         may_join = self.round.members.keys().isdisjoint(self.of_another_template)
-        return tuple(
+        names = tuple(
             name
             for index, name in sorted(self.pod_by_index.items())
             if index in self.wanted_indexes
             and self.can_answer(name)
             and ((may_join and name in self.ready) or (self.member_still(name) and name not in self.coming_back))
         )
+        rest = tuple(name for name in names if name not in self.lost_members)
+        is_enough = sizes.fitting(len(rest), self.spec) and not self.round.members.keys().isdisjoint(rest)
+        return rest if is_enough else names
 
     @cached
     def coming_back(self) -> frozenset[str]:
@@ -231,11 +230,49 @@ class Replicas:
         restarted, any_stays = set(), False
         for name, member in members.items():
             view = self.observed.agent(name)
-            if view.connected and view.report and view.report.instance != member.instance:
+            if view.connected and view.report and not member.is_agent(view.report.instance):
                 restarted.add(name)
             elif self.member_still(name) and self.can_answer(name):
                 any_stays = True
         return frozenset(restarted) - self.ready if any_stays else frozenset()
+
+    @cached
+    def suspects(self) -> frozenset[str]:
+        """Members to which the operator opens a stream of its own, because the coordinator may have lost them."""
+        states = self.round.member_states
+        silent = frozenset(name for name in self.round.members if name in states and states[name].silent)
+        return silent | self._left_out
+
+    @cached
+    def lost_members(self) -> frozenset[str]:
+        """Members that answer neither the coordinator nor this operator (decision "Two observers of a silent member").
+
+        A member that only one of them can't reach is asked like any other, because it may hold the newest state.
+        """
+        failures = {name: state.failure for name, state in self.round.member_states.items()}
+        reported = {
+            name for name, failure in failures.items() if failure and failure.reason == FailureReason.MEMBER_LOST
+        }
+        return frozenset(name for name in self.suspects & (reported | self._left_out) if self._unanswered(name))
+
+    @cached
+    def _left_out(self) -> frozenset[str]:
+        """Members that this operator has left out of its Prepare calls for the round that is being formed.
+
+        Once the coordinator has prepared for that round, it no longer reports which members it has lost. The calls then
+        show this.
+        """
+        claim = self.round.claim
+        if claim is None or claim.committed:
+            return frozenset()
+        calls = (view.prepare_of(claim) for view in self.observed.agents.values())
+        lists = {id(call.candidates): call.candidates for call in calls if call}  # most calls share the same list
+        named = {candidate.replica for candidates in lists.values() for candidate in candidates}
+        return frozenset(self.round.members.keys() - named) if named else frozenset()
+
+    def _unanswered(self, name: str) -> bool:
+        view = self.observed.agent(name)
+        return not view.alive and (view.silent_for(self.now) or 0.0) >= UNANSWERED
 
     def can_answer(self, name: str) -> bool:
         pod = self.pods[name]

@@ -104,6 +104,16 @@ class Round:
         return report if self.coordinator.is_agent(report.instance) else None
 
     @cached
+    def member_states(self) -> Mapping[str, protocol.MemberState]:
+        """States of the members in the coordinator's last report on the round of `status.world`, keyed by replica.
+
+        Unlike `report`, this remains while a claim is about to replace the round, until the coordinator has prepared
+        for the next one.
+        """
+        report = self.observed.agent(self.coordinator.replica).report if self.members else None
+        return report.members if report and report.round == self.world.round else {}
+
+    @cached
     def failed(self) -> frozenset[str]:
         """Replicas of the committed round that have failed, as the coordinator reports them."""
         return frozenset(failure.replica for failure in self.report.failures) if self.report else frozenset()

@@ -6,7 +6,7 @@ of the round.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import concertina_protocol as protocol
@@ -253,7 +253,8 @@ def tally(ctx: JobContext, open_claim: Claim) -> Collecting | Ready | InvalidCla
     stay = {name: reply for name, reply in extra.items() if name not in ctx.replicas.notices}
     staying = {**replies, **stay}
     mutual = sizes.mutually_reachable(staying, ctx.round.members) if seconds_left is None else ()
-    chosen = topology.chosen(ctx, [name for name in mutual if name in replies])
+    names = [name for name in mutual if name in replies]
+    chosen = topology.chosen(ctx, _able_to_start(ctx, names)) or topology.chosen(ctx, names)
     if not chosen:
         if _hopeless(ctx, open_claim):
             return InvalidClaim("all agents have answered or failed, and the members are too few")
@@ -271,6 +272,22 @@ def tally(ctx: JobContext, open_claim: Claim) -> Collecting | Ready | InvalidCla
         if open_claim.round == ctx.world.round + 1 and holders.is_cut_off(ctx, answers, {**replies, **extra}):
             return InvalidClaim("the newest state is on replicas that not all other replicas can reach")
     return Ready(included.replies, included.others, prepare_by_departing)
+
+
+def _able_to_start(ctx: JobContext, names: Sequence[str]) -> list[str]:
+    """Return the names without members whose agents were restarted and still import PyTorch.
+
+    The answer itself shows this. An operator that has just started has no stream to a member, and did not observe the
+    restart of its container, so `Replicas.coming_back` lacks these members. If no other member remains, all names are
+    returned, so that the round waits for all of them.
+    """
+    members, answers = ctx.round.members, ctx.replicas.answers
+
+    def imports(name: str) -> bool:
+        return name in members and not answers[name].ready and not members[name].is_agent(answers[name].instance)
+
+    able = [name for name in names if not imports(name)]
+    return list(names) if members.keys().isdisjoint(able) else able
 
 
 def proceed(ctx: JobContext) -> Decision | None:

@@ -1,5 +1,7 @@
 """Rules of `core.machine` between coordinator and members: which failure is the cause, and which member is lost."""
 
+import math
+
 import pytest
 
 import concertina_protocol as p
@@ -105,6 +107,74 @@ def test_a_member_that_joins_again_is_a_member_as_before_and_hears_what_it_misse
     assert [failure.replica for failure in (driver.wait(0.2), driver.report.failures)[1]] == ["b"], (
         "as any that is silent"
     )
+
+
+def silent(driver):
+    return {name for name, state in driver.report.members.items() if state.silent}
+
+
+def test_a_member_is_silent_half_way_to_being_lost_until_its_next_line():
+    driver = Driver()
+    driver.begun("a", "b", "c")
+    for name in ("b", "c"):
+        driver.ask(join(name))
+    driver.wait(1.4)
+    driver.member_says("c", "running")
+    assert silent(driver) == set()
+    assert kinds(driver.wait(0.15)) == ["ReportChanged"]
+    assert silent(driver) == {"b"}
+    assert driver.wait(0.2) == [], "once is enough"
+    assert kinds(driver.member_says("b", "running", silent=True)) == ["ReportChanged"]
+    assert silent(driver) == set(), "whatever it says of itself"
+    driver.wait(1.55)
+    assert silent(driver) == {"b", "c"}
+    assert not driver.report.failures
+    driver.wait(1.5)
+    assert [(failure.replica, failure.reason) for failure in driver.report.failures] == [
+        ("c", "MemberLost"),
+        ("b", "MemberLost"),
+    ]
+
+
+@pytest.mark.parametrize("state", ["succeeded", "drained"])
+def test_a_member_whose_part_is_over_may_be_silent(state):
+    driver = Driver()
+    driver.begun("a", "b")
+    driver.ask(join("b"))
+    driver.member_says("b", state)
+    driver.wait(2.0)
+    assert silent(driver) == set()
+
+
+def test_a_pause_of_the_coordinator_makes_no_member_silent():
+    driver = Driver()
+    driver.begun("a", "b")
+    driver.ask(join("b"))
+    driver.now += 1.6
+    driver.tell(e.Tick())
+    assert silent(driver) == set()
+    driver.wait(1.55)
+    assert silent(driver) == {"b"}
+
+
+def test_the_next_tick_is_due_when_a_member_or_the_coordinator_falls_silent():
+    driver = Driver()
+    assert driver.core.next_deadline(driver.now) == math.inf
+    driver.begun("a", "b")
+    driver.ask(join("b"))
+    begun = driver.now
+    assert driver.core.next_deadline(begun) == begun + 1.5
+    assert driver.core.next_deadline(begun + 1.5) == begun + 3.0
+    assert driver.core.next_deadline(begun + 3.0) == math.inf
+    driver.now += 0.5
+    driver.member_says("b", "running")
+    assert driver.core.next_deadline(driver.now) == begun + 2.0
+
+    member = Driver("b")
+    member.begun("a", "b")
+    member.tell(e.CoordinatorJoined(1, "claim-1"))
+    assert member.core.next_deadline(member.now) == member.now + 3.0
+    assert member.core.next_deadline(member.now + 3.0) == math.inf
 
 
 def test_a_member_that_is_lost_does_not_join_again():

@@ -17,7 +17,22 @@ def test_prepare_persists_first_and_answers_last():
     assert driver.tell(e.StoreBound(3, "claim-3", "here:9")) == []
     assert driver.tell(e.WorkersGone(2)) == []
     (reply,) = driver.tell(e.WorkersGone(3))
-    assert reply == e.Reply(1, p.Prepared("a", "a-1", 3, "claim-3", 1, "here:9", NAMES))
+    assert reply == e.Reply(1, p.Prepared("a", "a-1", 3, "claim-3", 1, "here:9", NAMES, ready=False))
+
+
+def test_the_answer_says_whether_workers_can_start_at_once():
+    driver = Driver()
+    assert not driver.prepared(3).ready, "it still imports"
+    driver.tell(e.Warm())
+    assert driver.prepared(4).ready
+    driver.tell(e.Learning(under_way=True))
+    assert not driver.prepared(5).ready, "it imports what another replica has told it"
+
+
+def test_agents_of_the_version_before_count_as_ready():
+    line = p.encode(p.Prepared("a", "a-1", 3, "claim-3", 1, "here:9", NAMES, ready=False))
+    assert p.decode(line).ready is False
+    assert p.decode(line.replace(b',"ready":false', b"")).ready is True
 
 
 def test_why_workers_are_replaced_is_in_the_answer_once_each():

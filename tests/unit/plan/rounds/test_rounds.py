@@ -438,6 +438,157 @@ def test_where_all_members_came_back_none_goes_on_without_the_others() -> None:
     assert prepares(plan(anew(jobs.running(jobs.spec()), *names, ready=False), T0 + 11)) == names
 
 
+def silent(stream: dict[str, Any] | None, lost: bool = True, spec: Any = None) -> JobObservation:
+    """Return a job whose coordinator has had no line from demo-1-0 for a while.
+
+    Args:
+        stream: State of this operator's own stream to the member; None if it has none.
+        lost: Whether the coordinator has given the member up.
+        spec: Spec of the job.
+    """
+    failure = protocol.Failure("demo-1-0", "MemberLost", "demo-1-0 has not answered for 3 s.", at=T0 + 20)
+    state = protocol.State.FAILED if lost else protocol.State.RUNNING
+    member = protocol.MemberState(
+        "demo-1-0", "i-demo-1-0", 1, "claim-a", state, failure=failure if lost else None, silent=True
+    )
+    report = jobs.coordinator_report(members={"demo-1-0": member}, failures=(failure,) if lost else ())
+    seen = with_coordinator(jobs.running(spec or jobs.spec()), report=report)
+    unwatched = {"connected": False, "wanted_at": None, "report": None, "ready_at": None}
+    views = {name: replace(view, **unwatched) for name, view in seen.agents.items() if name != "demo-0-0"}
+    views["demo-1-0"] = replace(views["demo-1-0"], **(stream or {}))
+    return replace(seen, agents={**seen.agents, **views})
+
+
+ALL, OTHERS = ["demo-0-0", "demo-1-0", "demo-2-0"], ["demo-0-0", "demo-2-0"]
+UNANSWERED = {"wanted_at": T0 + 18.5}
+"""Stream of the operator that nobody has answered since the coordinator reported the member as silent."""
+
+
+def test_the_operator_tries_to_reach_a_member_that_is_silent_itself() -> None:
+    made = plan(silent(None, lost=False), T0 + 18.5)
+    assert made.watch.keys() == {"demo-0-0", "demo-1-0"}
+    assert made.actions == ()
+
+
+@pytest.mark.parametrize(
+    ("stream", "spec", "asked"),
+    [
+        (UNANSWERED, {}, OTHERS),
+        ({**UNANSWERED, "connected": True}, {}, ALL),
+        ({"wanted_at": T0 + 19.5}, {}, ALL),
+        ({**UNANSWERED, "queued_at": T0 + 19.0}, {}, ALL),
+        ({**UNANSWERED, "refusal": ConnectionRefusal.OTHER_KEY}, {}, OTHERS),
+        (None, {}, ALL),
+        (UNANSWERED, {"elastic": None}, ALL),
+    ],
+    ids=[
+        "unanswered here too",
+        "answered here",
+        "not tried for long",
+        "the attempt waits its turn",
+        "refuses this operator, which can't ask it",
+        "not tried",
+        "the others are too few",
+    ],
+)
+def test_the_next_round_begins_without_a_member_that_answers_nobody(
+    stream: dict[str, Any] | None, spec: dict[str, Any], asked: list[str]
+) -> None:
+    assert prepares(plan(silent(stream, spec=jobs.spec(**spec)), T0 + 20)) == asked
+
+
+def test_a_member_that_was_left_out_stays_so_until_it_answers() -> None:
+    """The coordinator no longer reports its members once it has prepared for the next round."""
+    seen = silent(UNANSWERED)
+    made = plan(seen, T0 + 20)
+    agents = dict(seen.agents)
+    for name, message in jobs.sends(made, protocol.Prepare).items():
+        assert [candidate.replica for candidate in message.candidates] == OTHERS
+        agents[name] = jobs.called(agents[name], message, T0 + 20)
+    prepared = jobs.report("demo-0-0", round=2, claim="claim-b", state="prepared")
+    agents["demo-0-0"] = replace(agents["demo-0-0"], report=prepared)
+    seen = jobs.then(seen, made, agents=agents)
+    waiting = plan(seen, T0 + 20.1)
+    assert prepares(waiting) == []
+    assert waiting.watch.keys() == {"demo-0-0", "demo-1-0"}
+
+    done = {
+        name: jobs.called(agents[name], message, T0 + 20, done_at=T0 + 20.1, reply=jobs.prepared(name, message))
+        for name, message in jobs.sends(made, protocol.Prepare).items()
+    }
+    committed = plan(replace(seen, agents={**agents, **done}), T0 + 20.2)
+    assert sorted(jobs.sends(committed, protocol.Assign)) == OTHERS
+
+    answers_now = replace(agents["demo-1-0"], connected=True, report=jobs.report("demo-1-0", round=1, claim="claim-a"))
+    seen = replace(seen, agents={**agents, "demo-1-0": answers_now})
+    assert prepares(plan(seen, T0 + 20.3)) == ["demo-1-0"]
+
+
+def answered(**changes: dict[str, Any]) -> JobObservation:
+    """Return a claim with all answers, of which some have other fields.
+
+    The operator has just started: it has a stream to the coordinator only.
+    """
+    seen = claimed()
+    agents = {}
+    for name, view in seen.agents.items():
+        assert view.prepare is not None
+        assert isinstance(view.prepare.reply, protocol.Prepared)
+        reply = replace(view.prepare.reply, **changes.get(name.replace("-", "_"), {}))
+        stream = {} if name == "demo-0-0" else {"connected": False, "wanted_at": None, "report": None}
+        agents[name] = replace(view, prepare=replace(view.prepare, reply=reply), **stream)
+    return replace(seen, agents=agents)
+
+
+IMPORTING = {"instance": "another", "ready": False}
+
+
+@pytest.mark.parametrize(
+    ("changes", "members"),
+    [
+        ({"demo_1_0": IMPORTING}, {"demo-0-0", "demo-2-0"}),
+        ({"demo_1_0": {"instance": "another"}}, {"demo-0-0", "demo-1-0", "demo-2-0"}),
+        ({"demo_1_0": {"ready": False}}, {"demo-0-0", "demo-1-0", "demo-2-0"}),
+        ({"demo_1_0": IMPORTING, "demo_2_0": IMPORTING}, {"demo-0-0", "demo-1-0", "demo-2-0"}),
+        (dict.fromkeys(("demo_0_0", "demo_1_0", "demo_2_0"), IMPORTING), {"demo-0-0", "demo-1-0", "demo-2-0"}),
+    ],
+    ids=[
+        "one imports",
+        "one came back and is ready, or its agent is older",
+        "one is not ready, and was not restarted",
+        "the others are too few",
+        "all import",
+    ],
+)
+def test_an_operator_that_is_new_learns_from_its_answer_that_a_member_imports(
+    changes: dict[str, dict[str, Any]], members: set[str]
+) -> None:
+    """The operator did not see the restart of the container, and the agent answers Prepare while it imports."""
+    assert jobs.sends(plan(answered(**changes), T0 + 11.2), protocol.Assign).keys() == members
+
+
+def test_no_round_of_strangers_begins_while_the_only_member_left_imports() -> None:
+    """The member has the state; a replica that has just joined has none."""
+    seen = answered(demo_0_0=IMPORTING)
+    streams = {name: {"connected": True, "report": jobs.report(name)} for name in ("demo-1-0", "demo-2-0")}
+    agents = {name: replace(view, **streams.get(name, {})) for name, view in seen.agents.items()}
+    seen = replace(seen, agents=agents)
+    world = seen.job.status.world.model_copy(update={"members": seen.job.status.world.members[:1]})
+    status = seen.job.status.model_copy(update={"world": world})
+    made = plan(replace(seen, job=replace(seen.job, status=status)), T0 + 11.2)
+    assert "demo-0-0" in jobs.sends(made, protocol.Assign)
+
+
+def test_a_member_that_imports_gives_the_round_the_shards_that_only_it_has() -> None:
+    newest = protocol.SnapshotId(1, 39, "layout", 3)
+    held = {name: {"snapshots": (protocol.HeldSnapshot(newest, (0, 2)),)} for name in ("demo_0_0", "demo_2_0")}
+    only = {**IMPORTING, "snapshots": (protocol.HeldSnapshot(newest, (1,)),)}
+    assigns = jobs.sends(plan(answered(**held, demo_1_0=only), T0 + 11.2), protocol.Assign)
+    assert assigns.keys() == {"demo-0-0", "demo-2-0"}
+    assert {message.restore.step for message in assigns.values()} == {39}
+    assert {peer.replica for message in assigns.values() for peer in message.outside} == {"demo-1-0"}
+
+
 # --- planned changes
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from typing import Optional
 
 from concertina_agent.core.round import failures
 from concertina_agent.core.round.watchdog import Watchdog
 from concertina_protocol import (
+    DOUBT_SECONDS,
     SILENCE_SECONDS,
     Assign,
     Failure,
@@ -29,6 +31,8 @@ AT_ONCE, JOIN_GAP_SECONDS = 32, 0.002
 
 A TLS handshake takes the coordinator about that long.
 """
+REMAINING_SECONDS = SILENCE_SECONDS - DOUBT_SECONDS
+"""Seconds from the time at which a member counts as silent until it counts as lost."""
 SETTLE_SECONDS = 0.2
 """Seconds that the coordinator waits for further failures if a failure looks like the loss of a peer.
 
@@ -105,7 +109,9 @@ class Coordinator:
             return False  # a member that was lost stays lost, because its round is over
         self.watchdog.on_heartbeats(state.replica, () if state.state in OVER else state.heartbeats, now)
         # The operator does not need these fields.
-        state = dataclasses.replace(state, snapshot_step=None, heartbeats=(), hung=False, leaving=(), ends_at=None)
+        state = dataclasses.replace(
+            state, snapshot_step=None, heartbeats=(), hung=False, leaving=(), ends_at=None, silent=False
+        )
         self._set(state)
         if state.failure is None:
             return state != previous
@@ -194,11 +200,12 @@ class Coordinator:
         before, reported = self.members[state.replica], self.told[state.replica]
         self.members[state.replica] = state
         failure = state.failure and dataclasses.replace(failures.brief(state.failure, len(self.members)), rollback=None)
-        if (reported.state, reported.failure, reported.notice, reported.gpu_fault) != (
+        if (reported.state, reported.failure, reported.notice, reported.gpu_fault, reported.silent) != (
             state.state,
             failure,
             state.notice,
             state.gpu_fault,
+            state.silent,
         ):
             report = dataclasses.replace(
                 state, failure=failure, durable_parts=(), next_call=None, saved=None, world_mismatch=False
@@ -222,6 +229,23 @@ class Coordinator:
         for replica in late:
             del self._give_up_at[replica]
         return [(replica, reasons[replica in self._joined]) for replica in late]
+
+    def doubt(self, now: float) -> bool:
+        """Mark the members that have been silent for DOUBT_SECONDS, and return whether there is a new one.
+
+        The next line of a member removes its mark.
+        """
+        late = [replica for replica, deadline in self._give_up_at.items() if now >= deadline - REMAINING_SECONDS]
+        members = [self.members[replica] for replica in late if replica in self._joined]
+        silent = [member for member in members if not member.silent and member.state not in OVER]
+        for member in silent:
+            self._set(dataclasses.replace(member, silent=True))
+        return bool(silent)
+
+    def next_deadline(self, now: float) -> float:
+        """Return the time after `now` at which a member without a line counts as silent or lost, or infinity."""
+        times = (at for deadline in self._give_up_at.values() for at in (deadline - REMAINING_SECONDS, deadline))
+        return min((at for at in times if at > now), default=math.inf)
 
     def check(self, now: float) -> bool:
         """Check for hangs and stragglers. Return whether one was found or has ended since the last call.

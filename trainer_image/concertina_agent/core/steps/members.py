@@ -82,7 +82,8 @@ def check_members(agent: AgentState, r: Membership, coordinator: Coordinator, t:
     ends = draining.agree_on_the_end(agent, r, coordinator, t)
     settled = coordinator.settle(t.now)
     coordinator.on_member_state(agent.member_state(), t.now)
-    news = coordinator.check(t.now) or settled or bool(overdue)
+    silent = coordinator.doubt(t.now)
+    news = coordinator.check(t.now) or settled or silent or bool(overdue)
     return [
         *ends,
         *([e.ReportChanged()] if news else []),

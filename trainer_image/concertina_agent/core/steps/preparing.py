@@ -95,6 +95,7 @@ def _answer_when_ready(agent: AgentState, preparation: Preparation) -> list[e.Ef
         agent.uploads.storage,
         unreachable=None if len(preparation.asked) == len(preparation.prepare.candidates) else absent,
         replaced=preparation.replaced,
+        ready=agent.can_start,
     )
     effects: list[e.Effect] = [e.Reply(request, preparation.answer) for request in preparation.waiting]
     preparation.waiting.clear()
