@@ -40,11 +40,13 @@ class Gpu:
     host_link: float
     """Bytes per second, in each direction, between the GPU and host memory: 16 lanes of PCIe."""
     kernels: float
-    """Share of the peak rate that matrix products and attention reach.
+    """Share of the peak rates that matrix products and attention reach.
 
     The value was fitted to some of the published runs in benchmarks/planning.py, and checked against the other runs.
     The values of H200 and B200 are assumptions, because there were no runs on them.
     """
+    precise_flops: float
+    """Floating-point operations that the GPU can do per second in float32, without tensor cores."""
 
     @property
     def usable(self) -> float:
@@ -60,10 +62,10 @@ class Gpu:
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        Gpu(GpuName.a100, "NVIDIA A100-SXM4-80GB", 79 * GIB, 2.0e12, 300e9, 32e9, 0.75),
-        Gpu(GpuName.h100, "NVIDIA H100 80GB HBM3", 79 * GIB, 3.35e12, 450e9, 64e9, 0.55),
-        Gpu(GpuName.h200, "NVIDIA H200", 139 * GIB, 4.8e12, 450e9, 64e9, 0.55),
-        Gpu(GpuName.b200, "NVIDIA B200", 178 * GIB, 8.0e12, 900e9, 64e9, 0.5),
+        Gpu(GpuName.a100, "NVIDIA A100-SXM4-80GB", 79 * GIB, 2.0e12, 300e9, 32e9, 0.75, 19.5e12),
+        Gpu(GpuName.h100, "NVIDIA H100 80GB HBM3", 79 * GIB, 3.35e12, 450e9, 64e9, 0.55, 67e12),
+        Gpu(GpuName.h200, "NVIDIA H200", 139 * GIB, 4.8e12, 450e9, 64e9, 0.55, 67e12),
+        Gpu(GpuName.b200, "NVIDIA B200", 178 * GIB, 8.0e12, 900e9, 64e9, 0.5, 75e12),
     )
 }
 FABRICS = {

@@ -64,6 +64,16 @@ class ParallelLayout:
         return self.trained / self.weights
 
     @property
+    def matrices(self) -> int:
+        """Number of trained weights that are elements of matrices of blocks, which Muon updates."""
+        return self.own.matrices if self.own else self.trainer.model.matrix_weights
+
+    @property
+    def moment_bytes(self) -> float:
+        """Bytes that the optimizer keeps for a trained weight, on average over the model."""
+        return self.trainer.optimizer.state_bytes(self.trained, self.matrices) / self.trained
+
+    @property
     def flops(self) -> float:
         """Floating-point operations of the model for one element of a sequence, forward and backward."""
         return self.own.flops if self.own else token_flops(self.trainer.model)

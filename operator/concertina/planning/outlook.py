@@ -8,6 +8,7 @@ from typing import Any
 
 from concertina.api.spec import JobSpec
 from concertina.plan.state import snapshot_memory
+from concertina.planning import muon
 from concertina.planning.hardware import FABRICS, FabricName, Gpu
 from concertina.planning.layout import OwnDescription, ParallelLayout
 from concertina.planning.reading import Reading, reading
@@ -134,10 +135,10 @@ def outlook(
     seconds = tokens / per_step * time.total
     price = spec.price
     cost = seconds / HOUR * replicas * price.replica_hour if price else None
-    weights = snapshot_memory.Weights(layout.weights, layout.trained)
+    weights = snapshot_memory.Weights(layout.weights, layout.trained, layout.matrices)
     tried_spec = spec.model_copy(update={"trainer": trainer, "parallelism": layout.parallelism})
     return Estimate(
-        layout, replicas, gpu, fabric, time, traffic(layout), reading(layout), memory,
+        layout, replicas, gpu, fabric, time, [*traffic(layout), *muon.traffic(layout)], reading(layout), memory,
         snapshot_memory.needed(tried_spec, replicas, weights), snapshot_memory.offloaded(tried_spec, replicas, weights),
         snapshot_memory.room(spec), Budget(tokens, seconds, cost, price.currency if price else ""),
     )  # fmt: skip
@@ -182,6 +183,8 @@ def bottleneck(estimate: Estimate) -> str:
             f"Computation: {time.compute / time.total:.0%} of a step, and nothing else takes more than a "
             "twentieth. More GPUs make training faster as long as the batch has sequences for them."
         )
+    if name == "optimizer" and estimate.layout.trainer.optimizer.kind.others:
+        name = "muon"
     return f"{_WORDS[name].format(share=f'{share:.0%}', **_facts(estimate))}."
 
 
@@ -191,6 +194,8 @@ _WORDS = {
     "filling": "Batch: {share} of a step computes empty rows, because globalBatchSize is not divisible. Make it a "
     "multiple of {data} x microBatchSize",
     "optimizer": "Optimizer: {share} of a step reads and writes weights and moments. Shard over more ranks",
+    "muon": "Optimizer: {share} of a step gathers and orthogonalizes matrices. Every rank does this with all matrices "
+    "of its layers. Raise globalBatchSize or parallelism.pipeline, or choose another optimizer",
     "host": "Host memory: {share} of a step copies weights from host memory and gradients to it. Raise "
     "microBatchSize, or remove memory.offload",
     "tensor": (

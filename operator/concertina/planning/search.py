@@ -75,7 +75,7 @@ def least_memory(layout: ParallelLayout) -> float:
     weights = rank_weights(layout)
     held_weights = weights.held if layout.trainer.memory.offload is None else 0.0
     gradients = weights.whole if plan.microbatches > reductions(layout, plan) else held_weights
-    moments = layout.trainer.optimizer.moment_bytes * held_weights
+    moments = layout.moment_bytes * held_weights
     state = HELD * held_weights + layout.trained_share * (moments + REDUCED * gradients)
     if layout.own is not None:
         return state

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from concertina.planning import muon
 from concertina.planning.hardware import HOST_MEMORY_RATE, LATENCY, REACHED, Gpu
 from concertina.planning.layout import DerivedGroup, Group, ParallelLayout
 from concertina.planning.traffic import (
@@ -138,8 +139,10 @@ def step_time(layout: ParallelLayout, gpu: Gpu, fabric: float) -> StepTime:
     busy = compute + sum(communication.get(group, 0.0) for group in inner_groups)
     bubble = busy * bubble_share(layout, plan.microbatches)
     rate = gpu.memory_rate if trainer.memory.offload is None else HOST_MEMORY_RATE
-    bytes_per_weight = WEIGHT_BYTES + 2 * trainer.optimizer.moment_bytes  # moments are read and written
+    bytes_per_weight = WEIGHT_BYTES + 2 * layout.moment_bytes  # moments are read and written
     optimizer = rank_weights(layout).held * layout.trained_share * bytes_per_weight / rate
+    optimizer += sum(seconds_of(layout, part, gpu, fabric) for part in muon.traffic(layout))
+    optimizer += muon.flops(layout) / (gpu.precise_flops * gpu.kernels)
     host = unhidden_seconds(host_bytes(layout) / (gpu.host_link * REACHED))
     return StepTime(compute, communication, bubble, optimizer, host, compute * (0.0 if plan.fixed else plan.filling))
 

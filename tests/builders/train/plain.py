@@ -2,14 +2,19 @@
 
 import dataclasses
 import functools
+import inspect
+import itertools
+from unittest import mock
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.optim import _muon
 
 from builders.train import routed
 from concertina_state.format.read_plan import Box
 from concertina_trainer.config.optimizer_config import StatePrecision
+from concertina_trainer.config.optimizer_kinds import OptimizerName
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.model.decoder import Decoder
@@ -28,6 +33,54 @@ OPTIMIZERS = {
     "SGD": (functools.partial(torch.optim.SGD, momentum=0.9), 0.0),
 }
 """The classes with the defaults of spec.trainer.optimizer, and the decay of those that decay, by name."""
+
+
+class Muon:
+    """torch.optim.Muon for some parameters, in the dtype of the weights, and AdamW for the others.
+
+    A parameter of three dimensions is a batch of matrices.
+    """
+
+    def __init__(self, parameters, groups, **hyperparameters):
+        """Take the parameters of Muon, and groups of the other parameters for AdamW."""
+        self._batches = {p: [torch.nn.Parameter(each) for each in _matrices(p.detach())] for p in parameters}
+        matrices = list(itertools.chain(*self._batches.values()))
+        given = {"weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw", **hyperparameters}
+        self._optimizers = [torch.optim.Muon(matrices, **given)]
+        self._optimizers += [torch.optim.AdamW(groups, **BETAS)] if groups else []
+        self.param_groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+
+    @property
+    def state(self):
+        return {p: state for optimizer in self._optimizers for p, state in optimizer.state.items()}
+
+    def zero_grad(self):
+        for parameter in self._batches:
+            parameter.grad = None
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+
+    def step(self):
+        for batch, matrices in self._batches.items():
+            for matrix, gradient in zip(matrices, _matrices(batch.grad), strict=True):
+                matrix.grad = gradient
+        with mock.patch.object(_muon, "_zeropower_via_newtonschulz", _unrounded()):
+            for optimizer in self._optimizers:
+                optimizer.step()
+
+
+def _matrices(batch):
+    return batch.reshape(-1, *batch.shape[-2:]).unbind()
+
+
+@functools.cache
+def _unrounded():
+    """Return torch's own function without its rounding to bfloat16."""
+    source = inspect.getsource(_muon._zeropower_via_newtonschulz)
+    assert source.count("torch.bfloat16") == 1
+    names = {"Tensor": torch.Tensor, "torch": torch}
+    exec(source.replace("torch.bfloat16", "grad.dtype"), names)
+    return names["_zeropower_via_newtonschulz"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +111,13 @@ def trained(trainer, dtype=torch.float32, nudged=False, wrong_at=None):
     weights = [p for p in model.parameters() if p.requires_grad]
     decayed = [p for name, p in model.named_parameters() if p.requires_grad and p.dim() > 1 and "embed" not in name]
     others = [p for p in weights if all(p is not other for other in decayed)]
-    make, decay = OPTIMIZERS[config.optimizer.name.value]
+    hidden = []
+    if config.optimizer.name is OptimizerName.muon:
+        of_blocks = [p for name, p in model.named_parameters() if name.startswith("blocks.")]
+        hidden = [p for p in of_blocks if p.requires_grad and p.dim() > 1]
+        decayed = [p for p in decayed if all(p is not other for other in hidden)]
+    chosen = {name: config.optimizer.hyperparameters.get(name) for name in ("momentum", "nesterov")}
+    make, decay = OPTIMIZERS.get(config.optimizer.name.value, (functools.partial(Muon, hidden, **chosen), 0.1))
     groups = [{"params": decayed, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
     optimizer = make([group for group in groups if group["params"]])
     rounded = config.optimizer.moments_precision is StatePrecision.bfloat16

@@ -57,7 +57,21 @@ def longer(trainer):
 
 @pytest.mark.parametrize("stays", [pytest.param(True, id="in process"), pytest.param(False, id="forked")])
 def test_bitwise_every_loss_and_weight_is_the_same(folder, parent, longer, stays):
-    bitwise = {**longer, "determinism": "Bitwise", "optimizer": {**longer["optimizer"], "emaDecay": 0.9}}
+    check_bits(folder, parent, longer, stays)
+
+
+LAW = "tests/train/trainer/test_exactness.py::test_bitwise_every_loss_and_weight_is_the_same[in process]"
+
+
+@pytest.mark.long(law=LAW)
+def test_so_it_is_with_muon(folder, parent, longer):
+    """Whose matrices have as many rows as the ranks divide unevenly."""
+    model = {**longer["model"], "hiddenDim": 45}
+    check_bits(folder, parent, {**longer, "model": model}, True, name="Muon")
+
+
+def check_bits(folder, parent, longer, stays, **optimizer):
+    bitwise = {**longer, "determinism": "Bitwise", "optimizer": {**longer["optimizer"], "emaDecay": 0.9, **optimizer}}
     whole, expected = uninterrupted(folder / "a", parent, bitwise)
     job, losses, positions = interrupted(folder / "b", parent, bitwise, stays=stays)
     assert losses == expected

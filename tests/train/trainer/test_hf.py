@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from builders.train import node
+from builders.train import node, states
 from builders.train.gradients import check, whole_gradient
 from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
 from concertina_state.format.read_plan import Box
@@ -97,6 +97,27 @@ def test_a_run_goes_on_in_another_world_and_is_exported(folder, parent, trainer,
     assert not torch.equal(again.transformer.wte.weight, model.transformer.wte.weight), "it was trained"
     settings = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     assert again.generate(torch.tensor([[1, 2, 3]]), **settings).shape == (1, 6)
+
+
+@pytest.mark.long(law="tests/train/trainer/test_pairs.py::test_muon_goes_on_in_another_layout")
+def test_muon_updates_layers_and_their_experts_in_every_world(folder, parent, trainer, tmp_path):
+    model = made("glm4_moe", tmp_path / "model")
+    save_file(model.state_dict(), tmp_path / "model/model.safetensors")  # save_pretrained separates experts
+    changed = config_of(trainer, "glm4_moe", tmp_path / "model")
+    changed["optimizer"] = {**trainer["optimizer"], "name": "Muon"}
+    losses = {}
+    for name, (size, parallelism) in WORLDS.items():
+        stored = {"uri": f"file://{tmp_path}/{name}", "initFrom": str(tmp_path / "model")}
+        job = node.Job(folder / name, parent, changed, stored)
+        job.environment["CONCERTINA_PARALLELISM"] = json.dumps(parallelism)
+        outcome = job.run(size)
+        assert set(outcome.codes.values()) == {0}, outcome.output
+        losses[name] = outcome.losses
+    assert losses["3"] == pytest.approx(losses["1"], rel=REASSOCIATION)
+    assert losses["hsdp"] == pytest.approx(losses["1"], rel=REASSOCIATION)
+    moments = {name for name in states.of_checkpoint(outcome.durable[-1].uri) if ".momentum_buffer." in name}
+    assert "optimizer.momentum_buffer.model.layers.1.mlp.experts.gate_up_proj" in moments
+    assert all(".layers." in name and "norm" not in name and "bias" not in name for name in moments)
 
 
 @pytest.mark.long(law="tests/train/trainer/test_hf.py::test_a_run_goes_on_in_another_world_and_is_exported")

@@ -17,6 +17,7 @@ STEPS = 5
 REASSOCIATION = 2e-4
 """As in test_resume.py."""
 EXPERTS = {"count": 4, "hiddenDim": 24, "shared": 1, "firstDense": 1, "biasRate": 0.01}
+MUON = {"optimizer": {"name": "Muon", "learningRate": 0.01, "warmupSteps": 4}}
 FREED = {"microBatchSize": 1, "memory": {"reshardAfterForward": "Always"}}
 """Each microbatch's gradients are added up in host memory."""
 CASES = {
@@ -32,6 +33,8 @@ CASES = {
     "zero bubble": (2, {"pipeline": 2, "schedule": "InterleavedZeroBubble"}, {}),
     "experts x copies": (4, {"expert": 2, "shard": 2}, {"experts": EXPERTS}),
     "experts x tensor": (4, {"expert": 2, "tensor": 2}, {"experts": EXPERTS}),
+    "muon, copies x tensor": (4, {"shard": 1, "tensor": 2}, MUON),
+    "muon, experts": (3, {}, {**MUON, "experts": EXPERTS}),
 }
 LAW = "tests/train/trainer/test_offload.py::test_the_bits_are_the_same[fsdp, freed]"
 QUICK = ("fsdp, freed", "pipeline")

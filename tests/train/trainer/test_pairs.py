@@ -123,6 +123,57 @@ def test_moments_in_bfloat16_go_on_in_another_layout(course, tmp_path):
     rounded.run(4, rounded.leg("fsdp x tensor"), rounded.leg("fsdp x pipeline", "fsdp x tensor"))
 
 
+@pytest.fixture(scope="module")
+def muon(course, folder_of_module):
+    """Of matrices with uneven parts; of three experts' router, one of four ranks has no rows."""
+    experts = {"count": 3, "hiddenDim": 24, "shared": 1, "firstDense": 1}
+    return with_muon(course, LAYOUTS, {"hiddenDim": 42, "experts": experts}, folder_of_module / "muon")
+
+
+def with_muon(course, layouts, model, folder, **optimizer):
+    folder.mkdir()
+    trainer = {**course.trainer, "model": {**course.trainer["model"], **model}}
+    trainer["optimizer"] = {**trainer["optimizer"], "name": "Muon", **optimizer}
+    return Course(course.parent, trainer, layouts, folder)
+
+
+def test_muon_goes_on_in_another_layout(muon):
+    """Ranks gather each matrix, or each expert's."""
+    muon.run(4, muon.leg("fsdp"), muon.leg("fsdp x tensor", "fsdp"))
+
+
+OF_MUON = "tests/train/trainer/test_pairs.py::test_muon_goes_on_in_another_layout"
+
+
+@pytest.mark.long(law=OF_MUON)
+def test_muon_goes_on_in_every_layout(muon):
+    muon.halves()
+    names = list(LAYOUTS)
+    for layout, before in zip(names, names[1:] + names[:1], strict=True):
+        muon.run(LAYOUTS[layout][0], muon.leg(layout, before))
+
+
+@pytest.mark.long(law=OF_MUON)
+@pytest.mark.parametrize("model", [{"hiddenDim": 42}, {"lora": {"rank": 3, "frozenDtype": "Float32"}}])
+@pytest.mark.parametrize("optimizer", [{}, {"momentsPrecision": "BFloat16"}, {"nesterov": False, "momentum": 0.8}])
+def test_so_it_does_with_other_matrices_and_settings(course, tmp_path, model, optimizer):
+    found = with_muon(course, LAYOUTS, model, tmp_path / "muon", **optimizer)
+    found.run(4, found.leg("hsdp"), found.leg("fsdp"))
+    found.run(4, found.leg("pipeline x tensor", "hsdp"), found.leg("hsdp", "fsdp"))
+
+
+@pytest.mark.long(law=OF_MUON)
+def test_so_it_does_with_experts_that_are_distributed(course, tmp_path):
+    experts = {"count": 4, "hiddenDim": 24, "shared": 1, "firstDense": 1, "balanceLoss": 0.5, "biasRate": 0.01}
+    layouts = {**OF_EXPERTS, "experts x tensor": (4, {"expert": 2, "tensor": 2})}
+    layouts["experts of eight"] = (8, {"expert": 2})
+    found = with_muon(course, layouts, {"experts": experts}, tmp_path / "muon")
+    found.halves()
+    names = list(layouts)
+    for layout, before in zip(names, names[1:] + names[:1], strict=True):
+        found.run(layouts[layout][0], found.leg(layout, before))
+
+
 @pytest.mark.long(law="tests/train/trainer/test_pairs.py::test_nadam_goes_on_in_another_layout")
 @pytest.mark.parametrize(("name", "precision"), OPTIMIZERS)
 def test_every_optimizer_goes_on_in_another_layout(course, tmp_path, name, precision):

@@ -10,6 +10,7 @@ import pytest
 
 from builders.programs import AUDIO, PROGRAMS
 from builders.train.gradients import computed
+from concertina.planning import muon
 from concertina.planning.hardware import FABRICS, GPUS, FabricName, GpuName
 from concertina.planning.layout import OwnDescription, ParallelLayout
 from concertina.planning.timing import COUNTED, moved, step_time
@@ -163,7 +164,7 @@ def test_real_ranks_take_what_is_planned(parent, tmp_path, layout, size):
 ROUNDED = "AdamW, all rounded, with averages"
 OPTIMIZERS = {
     ROUNDED: {"momentsPrecision": "BFloat16", "emaDecay": 0.99},
-    **{name: {"name": name} for name in ("Adam", "NAdam", "RAdam", "RMSprop", "Adagrad", "SGD")},
+    **{name: {"name": name} for name in ("Adam", "NAdam", "RAdam", "RMSprop", "Adagrad", "SGD", "Muon")},
 }
 
 
@@ -177,8 +178,9 @@ def test_real_ranks_take_what_is_planned_of_an_optimizer(parent, tmp_path, name)
     for phase, kinds in planned.peaks.items():
         assert parts(kinds) == pytest.approx(parts(real["peaks"][phase]), rel=REAL, abs=0.02 * total), phase
     update = planned.peaks[MemoryPhase.update]
-    per_weight = config(**fields).optimizer.moment_bytes / 4
-    assert update[MemoryKind.moments] == pytest.approx(per_weight * update[MemoryKind.weights], rel=1e-6)
+    model = config().model
+    moments = config(**fields).optimizer.state_bytes(model.weights, model.matrix_weights) / (4 * model.weights)
+    assert update[MemoryKind.moments] == pytest.approx(moments * update[MemoryKind.weights], rel=1e-6)
     # Gloo has buffers of its own for sums in bfloat16; without gradientPrecision, the bound is that of the others.
     above = REAL if name == ROUNDED else 0.001
     assert 0.999 * total < real["allocated"] < (1 + above) * total, "the ledger counts what is allocated"
@@ -263,6 +265,7 @@ def test_512_ranks_send_what_is_planned_of_a_model_of_one_s_own(programs, layout
     told = described(found, data)
     assert told.weights == MODEL["vocabSize"] * 512 + 1 + told.in_blocks
     assert told.in_blocks == 4 * (3 * 512 * 512 + 3 * 512)
+    assert told.matrices == told.orthogonalized == 0, "its blocks have convolutions and norms"
     here = ParallelLayout(found, parallelism, 512, 8, OwnDescription(**dataclasses.asdict(told), data={"fields": []}))
     counted = collections.Counter()
     for name, size in planned.sent.items():
@@ -490,6 +493,42 @@ def test_512_ranks_are_planned_in_one_process(layout):
         formulas[part.dimension] += part.bytes
     for group, size in counted.items():
         assert formulas[group] == pytest.approx(size, rel=FORMULA), group
+
+
+MUON = {"name": "Muon"}
+OF_MUON = [name for name, parallelism in (LAYOUTS | ROUTED).items() if "pipeline" not in parallelism]
+
+
+@pytest.mark.long(law=f"{FILE}::test_512_ranks_are_planned_in_one_process[hybrid with a pipeline]")
+@pytest.mark.parametrize("layout", OF_MUON)
+def test_512_ranks_gather_for_muon_what_the_formulas_say(layout):
+    """Beside what they send with any optimizer."""
+    parallelism = ParallelismConfig.model_validate((LAYOUTS | ROUTED)[layout])
+    model = {"experts": {**EXPERTS, "count": 512, "hiddenDim": 512}} if layout in ROUTED else {}
+    sizes = {"dim": 512, "kvHeads": 8, "hiddenDim": 1536, "batch": 8 * Degrees.of(parallelism, 512).data, "layers": 4}
+    wide = config(**sizes, precision="BFloat16", optimizer=MUON, **model)
+    without = config(**sizes, precision="BFloat16", **model)
+    counted = collections.Counter()
+    for found, sign in ((wide, 1), (without, -1)):
+        for name, size in planning.memory(found, parallelism, 512, 0).sent.items():
+            counted[name.partition(" ")[0].replace("fsdp", "shard")] += sign * size
+    formulas = collections.Counter()
+    for part in muon.traffic(ParallelLayout(wide, parallelism, 512, 8)):
+        formulas[str(part.dimension)] += part.bytes
+    counted = {name: size for name, size in counted.items() if size}
+    assert counted == pytest.approx(formulas, rel=FORMULA)
+
+
+@pytest.mark.long(law=f"{FILE}::test_a_state_on_the_host_leaves_the_device[hsdp]")
+def test_muon_s_whole_matrices_are_on_the_device_though_the_state_is_on_the_host():
+    fields = {"memory": {"reshardAfterForward": "Always", "offload": "State"}}
+    found = planning.memory(config(**fields, optimizer=MUON), ParallelismConfig(), 4, 0)
+    without = planning.memory(config(**fields), ParallelismConfig(), 4, 0)
+    largest = 4 * MODEL["dim"] * MODEL["hiddenDim"]
+    gathered, nothing = (each.peaks[MemoryPhase.update][MemoryKind.temporary] for each in (found, without))
+    gathered -= nothing
+    assert 2 * largest < gathered < 8 * largest
+    assert found.host[MemoryKind.temporary] < largest
 
 
 ZERO_BUBBLE = PipelineSchedule.zero_bubble.value

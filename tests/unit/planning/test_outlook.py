@@ -175,6 +175,7 @@ def test_a_search_tries_to_deal_experts_out() -> None:
 
 def own_model(**changes: Any) -> OwnDescription:
     facts = {"weights": 10**9, "trained": 10**9, "blocks": 10, "in_blocks": 9 * 10**8, "flops": 6e9, "counted": True}
+    facts |= {"matrices": 9 * 10**8, "orthogonalized": 1e13}
     frames = {"name": "features", "type": "float16", "width": 80}
     return OwnDescription(**{**facts, "moved": 1e7, "data": {"vocab_size": 8, "fields": [frames]}, **changes})
 

@@ -525,6 +525,17 @@ class ModelConfig(Section):
         return self.lora_weights or self.weights
 
     @property
+    def matrix_weights(self) -> int:
+        """Number of trained parameters that are elements of matrices of blocks (see `model.optimizer.is_matrix`)."""
+        if self.lora is not None:
+            return self.lora_weights
+        ends = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim + self.dim
+        biases = 0
+        if self.experts is not None and self.experts.clamped_swiglu is not None:
+            biases = self.experts.count * (1 + self._expert_bias_weights)
+        return self.weights - ends - self.layers * self.block_vectors - self.routed_layers * biases
+
+    @property
     def trained_share(self) -> float:
         return self.trained_weights / self.weights
 

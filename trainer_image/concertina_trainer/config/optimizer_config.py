@@ -110,7 +110,8 @@ class OptimizerConfig(Section):
 
     name: OptimizerName = Field(
         default=OptimizerName.adamw,
-        description="Class of torch.optim. A saved state of one optimizer can't be continued with another.",
+        description="Class of torch.optim. Muon updates the matrices of blocks, and AdamW the other parameters. A "
+        "saved state of one optimizer can't be continued with another.",
     )
     learning_rate: float = Field(
         default=3e-4, ge=0.0, le=10.0, description="Highest learning rate, reached after the warm-up."
@@ -145,13 +146,13 @@ class OptimizerConfig(Section):
         ge=0.0,
         le=10.0,
         description="Decay of matrices. Embeddings, norms and biases have none, unless groups says otherwise. AdamW, "
-        "NAdam and RAdam decay the weights themselves, and the others add the decay to the gradient. Absent: 0.1 with "
-        "AdamW, NAdam and RAdam, else 0.",
+        "NAdam, RAdam and Muon decay the weights themselves, and the others add the decay to the gradient. Absent: 0.1 "
+        "with AdamW, NAdam, RAdam and Muon, else 0.",
     )
     betas: Annotated[list[Annotated[float, Field(ge=0.0, lt=1.0)]], Field(min_length=2, max_length=2)] | None = Field(
         default=None,
-        description="Averaging factors of the gradient and its square, for AdamW, Adam, NAdam and RAdam. Absent: 0.9 "
-        "and 0.95.",
+        description="Averaging factors of the gradient and its square, for AdamW, Adam, NAdam and RAdam, and for the "
+        "AdamW beside Muon. Absent: 0.9 and 0.95.",
     )
     epsilon: float | None = Field(
         default=None,
@@ -160,9 +161,14 @@ class OptimizerConfig(Section):
         description="Added to the root of the second moment, for all but SGD. Absent: 1e-8, and 1e-10 with Adagrad.",
     )
     momentum: float | None = Field(
-        default=None, ge=0.0, lt=1.0, description="Momentum of SGD and RMSprop. Absent: 0.9 with SGD, 0 with RMSprop."
+        default=None,
+        ge=0.0,
+        lt=1.0,
+        description="Momentum of SGD, RMSprop and Muon. Absent: 0.9 with SGD, 0 with RMSprop, 0.95 with Muon.",
     )
-    nesterov: bool | None = Field(default=None, description="Nesterov's momentum, for SGD. Absent: false.")
+    nesterov: bool | None = Field(
+        default=None, description="Nesterov's momentum, for SGD and Muon. Absent: false with SGD, true with Muon."
+    )
     alpha: float | None = Field(
         default=None, ge=0.0, lt=1.0, description="Averaging factor of the gradient's square in RMSprop. Absent: 0.99."
     )
@@ -206,17 +212,25 @@ class OptimizerConfig(Section):
     def resolved_weight_decay(self) -> float:
         return (0.1 if self.kind.decoupled else 0.0) if self.weight_decay is None else self.weight_decay
 
-    @property
-    def moments(self) -> list[str]:
-        """Names of the moments that the optimizer keeps for each trained weight."""
+    def moments(self, of_matrix: bool) -> list[str]:
+        """Return the names of the moments that the optimizer keeps for each element of a trained parameter.
+
+        `of_matrix` says whether the parameter is a matrix of a block (`model.optimizer.is_matrix`).
+        """
+        if of_matrix and self.kind.others:
+            return list(self.kind.of_matrices)
         values = self.hyperparameters
         return [name for name, needs in self.kind.moments.items() if needs is None or values[needs]]
 
-    @property
-    def moment_bytes(self) -> int:
-        """Bytes that the optimizer keeps for one trained weight: all its moments, and its average if there is one."""
-        moments = len(self.moments) * (2 if self.moments_precision is StatePrecision.bfloat16 else 4)
-        return moments + (0 if self.ema_decay is None else 4)
+    def state_bytes(self, trained: int, of_matrices: int) -> int:
+        """Return the bytes of all moments, and of the average if there is one.
+
+        `trained` is the number of trained weights. `of_matrices` is how many of these are elements of matrices of
+        blocks.
+        """
+        moments = of_matrices * len(self.moments(True)) + (trained - of_matrices) * len(self.moments(False))
+        of_moments = moments * (2 if self.moments_precision is StatePrecision.bfloat16 else 4)
+        return of_moments + (0 if self.ema_decay is None else 4 * trained)
 
     def resolved_ema_decay(self, step: int) -> float:
         """Return the decay of averages in the update after `step` steps: (1 + step) / (10 + step), up to emaDecay."""

@@ -1,7 +1,8 @@
 """Registry of the optimizers that `trainer.optimizer.name` can name.
 
-Each optimizer is a class of `torch.optim` whose update is element-wise. A rank can therefore update its own shards, and
-the result does not depend on how weights are sharded (decision "Optimizers are torch's, on local tensors"). The module
+Each optimizer is a class of `torch.optim`. The update of all but Muon is element-wise. A rank can therefore update its
+own shards, and the result does not depend on how weights are sharded (decision "Optimizers are torch's, on local
+tensors"). For Muon, ranks gather whole matrices (decision "Muon orthogonalizes whole matrices in float32"). The module
 does not import torch.
 """
 
@@ -23,6 +24,7 @@ class OptimizerName(enum.StrEnum):
     rmsprop = "RMSprop"
     adagrad = "Adagrad"
     sgd = "SGD"
+    muon = "Muon"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +47,13 @@ class OptimizerKind:
     """Whether torch has kernels that update all tensors at once, without temporary tensors, on CPUs and GPUs."""
     switches: tuple[str, ...] = ()
     """Other arguments of torch's class that are True."""
+    others: OptimizerName | None = None
+    """Optimizer of all parameters that are not matrices of blocks, if this optimizer updates only such matrices.
+
+    `moments`, `fused` and `switches` are then those of the other optimizer.
+    """
+    of_matrices: tuple[str, ...] = ()
+    """Moments of matrices of blocks, if `others` is set."""
 
 
 _BETAS = [0.9, 0.95]
@@ -66,7 +75,19 @@ OPTIMIZERS: Mapping[OptimizerName, OptimizerKind] = {
     OptimizerName.sgd: OptimizerKind(
         {"momentum_buffer": "momentum"}, ("momentum",), {"momentum": 0.9, "nesterov": False}, fused=True
     ),
+    OptimizerName.muon: OptimizerKind(
+        _ADAM,
+        ("betas", "momentum"),
+        {"momentum": 0.95, "nesterov": True, **_ADAM_DEFAULTS},
+        decoupled=True,
+        fused=True,
+        others=OptimizerName.adamw,
+        of_matrices=("momentum_buffer",),
+    ),
 }
+
+ITERATIONS = 5
+"""Iterations of Newton-Schulz with which Muon orthogonalizes a matrix, as many as in torch.optim.Muon."""
 
 HYPERPARAMETERS = tuple(sorted({name for kind in OPTIMIZERS.values() for name in kind.defaults}))
 """Fields of OptimizerConfig that apply to some optimizers only."""

@@ -106,7 +106,7 @@ def _weights(uri: str, arrays: Mapping[str, StoredArray], model: ModelConfig) ->
 def _moments(arrays: Mapping[str, StoredArray], trainer: TrainerConfig, step: int) -> Iterator[Entry]:
     for exported_name, names in _parameters(_weight_names(arrays)).items():
         state, group = f"state.{exported_name}", f"param_groups.{exported_name}"
-        for moment in trainer.optimizer.moments:
+        for moment in trainer.optimizer.moments(False):
             sources = [arrays[f"{OPTIMIZER}.{moment}.{name}"] for name in names]
             yield _entry((OPTIMIZER, f"{state}.{moment}"), sources, trainer.model)
         yield Value((OPTIMIZER, f"{state}.step"), torch.tensor(float(step)))

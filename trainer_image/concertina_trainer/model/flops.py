@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from concertina_trainer.config.memory_config import Activations
 from concertina_trainer.config.model_config import FEED_FORWARD, ModelConfig, Projection
+from concertina_trainer.config.optimizer_kinds import ITERATIONS
 
 if TYPE_CHECKING:
     import torch
@@ -68,6 +69,12 @@ def peak_flops(device: torch.device) -> float | None:
     import torch  # `concertina plan` counts operations without it
 
     return PEAK_FLOPS.get(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+
+def orthogonalization_flops(rows: int, columns: int) -> float:
+    """Return the operations with which Muon orthogonalizes one matrix. MFU does not count them."""
+    short, long = sorted((rows, columns))
+    return ITERATIONS * (4.0 * short * short * long + 2.0 * short**3)
 
 
 def token_flops(config: ModelConfig, full_attention: bool = False) -> float:

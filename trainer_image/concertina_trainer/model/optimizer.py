@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from concertina_state.errors import InvalidInput
 from concertina_trainer.config.optimizer_config import OptimizerConfig, Schedule, StatePrecision
-from concertina_trainer.config.optimizer_kinds import OptimizerName
+from concertina_trainer.config.optimizer_kinds import OPTIMIZERS, OptimizerName
+from concertina_trainer.model import muon
 
 BUCKET = 4 << 20
 """Number of elements to update at a time, if the update needs temporary tensors."""
@@ -24,6 +25,8 @@ EXPERT_BIASES = (
     ".experts.gate_up_bias", ".experts.down_bias", ".experts.gate_up_proj_bias", ".experts.down_proj_bias",
 )  # fmt: skip
 """Ends of the names of biases that have a row for each expert, in the decoder and in transformers."""
+EXPERTS, OF_EXPERTS = ".experts.", 3
+"""Part of the names of experts' weights, and the number of dimensions of those that have a matrix for each expert."""
 ARGUMENTS = {"epsilon": "eps"}
 """Names of hyperparameters in torch, where they differ."""
 REMAINING: Mapping[Schedule, Callable[[float], float]] = {
@@ -85,6 +88,10 @@ class Parameters(Protocol):
         """Return the names of the parameters that are tables of embeddings."""
         ...
 
+    def blocks(self) -> Collection[str]:
+        """Return the names with which the names of the parameters in blocks begin, up to a dot, in the whole model."""
+        ...
+
     def counts(self, name: str, parameter: Tensor) -> bool:
         """Return whether this rank is the first of the ranks that hold the same shard of the parameter."""
         ...
@@ -111,6 +118,17 @@ def settings(config: OptimizerConfig, name: str, parameter: Tensor, embeddings: 
     return Settings(decay, 1.0)
 
 
+def is_matrix(name: str, dimensions: int, blocks: Collection[str], embeddings: Collection[str]) -> bool:
+    """Return whether a parameter of `dimensions` dimensions is a matrix of a block, or has one for each expert.
+
+    Muon updates these parameters. `blocks` and `embeddings` are those of the model (see Parameters).
+    """
+    in_block = any(name.startswith(f"{block}.") for block in blocks) and name not in embeddings
+    if dimensions == OF_EXPERTS:
+        return in_block and EXPERTS in name
+    return in_block and dimensions == OF_EXPERTS - 1 and not name.endswith(EXPERT_BIASES)
+
+
 def check_groups(config: OptimizerConfig, trained: Collection[str]) -> None:
     """Check that each pattern of a parameter group matches a trained parameter of the whole model.
 
@@ -131,7 +149,8 @@ class LocalOptimizer:
 
     The update is element-wise, so no rank needs the shard of another rank. Plain tensors avoid DTensor's dispatch,
     which takes longer than the arithmetic of a small model. The constructor creates the optimizer state with the given
-    number of steps (decision "Optimizers are torch's, on local tensors").
+    number of steps (decision "Optimizers are torch's, on local tensors"). With Muon, the matrices of blocks are an
+    exception: ranks gather them (see `muon`).
 
     With `exact`, the resulting bits do not depend on how a parameter is cut into shards. torch's fused kernels on CPU
     do not have this property, because they compute the last few elements of a tensor with other instructions than the
@@ -140,8 +159,19 @@ class LocalOptimizer:
 
     def __init__(self, model: Parameters, config: OptimizerConfig, step: int, exact: bool = False) -> None:
         self._config, self._fused = config, config.kind.fused and not exact
-        trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
-        self._sharded = {name: p for name, p in trained if local(p.detach()).numel()}
+        self._blocks, self._embeddings = model.blocks(), model.embeddings()
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._matrices = {name: p for name, p in trained.items() if config.kind.others and self._is_matrix(name, p)}
+        """Parameters that Muon updates, also those of which this rank has no elements, in the same order on all ranks.
+
+        A rank without elements takes part in the communication about the matrix.
+        """
+        if config.kind.others and not self._matrices:
+            raise InvalidInput(
+                f"trainer.optimizer.name {config.name.value} updates the matrices of blocks, and the model has none "
+                "that is trained: return blocks with matrices from ModelSpec.blocks, or choose another optimizer."
+            )
+        self._sharded = {name: p for name, p in trained.items() if local(p.detach()).numel()}
         self._counted = {name for name, p in self._sharded.items() if model.counts(name, p)}
         self._local = {name: nn.Parameter(local(p.detach())) for name, p in self._sharded.items()}
         if not self._local:
@@ -150,27 +180,38 @@ class LocalOptimizer:
             )
         self._rounded = config.moments_precision is StatePrecision.bfloat16
         self.moment_dtype = torch.bfloat16 if self._rounded else torch.get_default_dtype()
-        self._moments = {
-            kind: {
-                name: torch.zeros_like(p, dtype=self.moment_dtype, requires_grad=False)
-                for name, p in self._local.items()
-            }
-            for kind in config.moments
-        }
+        self._moments: dict[str, dict[str, Tensor]] = {}
+        for name, p in self._local.items():
+            for kind in config.moments(self._is_matrix(name, p)):
+                moment = torch.zeros_like(p, dtype=self.moment_dtype, requires_grad=False)
+                self._moments.setdefault(kind, {})[name] = moment
         self._averages = {
             name: torch.zeros_like(p, requires_grad=False)
             for name, p in (self._local.items() if config.ema_decay is not None else ())
         }
-        embeddings = model.embeddings()
-        self._settings = {name: settings(config, name, p, embeddings) for name, p in self._local.items()}
+        self._settings = {name: settings(config, name, p, self._embeddings) for name, p in self._local.items()}
         whole = self._fused and not self._rounded
-        self._parts = [_Part(self._torch_optimizer(names), names) for names in _buckets(self._local, whole)]
+        elementwise = {name: p for name, p in self._local.items() if name not in self._matrices}
+        self._parts = [_Part(self._torch_optimizer(names), names) for names in _buckets(elementwise, whole) if names]
         for part in self._parts:
             for name in part.names:
                 part.optimizer.state[self._local[name]] = {
-                    kind: moments[name] for kind, moments in self._moments.items()
+                    kind: self._moments[kind][name] for kind in self._kinds_of(name)
                 }
         self.set_step(step)
+
+    def _is_matrix(self, name: str, parameter: Tensor) -> bool:
+        return is_matrix(name, parameter.dim(), self._blocks, self._embeddings)
+
+    def kinds(self, name: str, dimensions: int) -> dict[str, torch.dtype]:
+        """Return the dtype of each kind of moment that a trained parameter has, on any rank.
+
+        `name` and `dimensions` are those of a parameter of the whole model. The average of the weights is a kind of its
+        own, `ema`.
+        """
+        moments = self._config.moments(is_matrix(name, dimensions, self._blocks, self._embeddings))
+        average = {} if self._config.ema_decay is None else {EMA: torch.get_default_dtype()}
+        return dict.fromkeys(moments, self.moment_dtype) | average
 
     def _torch_optimizer(self, names: Iterable[str]) -> torch.optim.Optimizer:
         by_settings: dict[Settings, list[nn.Parameter]] = {}
@@ -180,9 +221,10 @@ class LocalOptimizer:
             {"params": parameters, "weight_decay": decay, "learning_rate_factor": factor}
             for (decay, factor), parameters in by_settings.items()
         ]
-        hyperparameters = {ARGUMENTS.get(name, name): value for name, value in self._config.hyperparameters.items()}
+        elementwise, values = self._config.kind.others or self._config.name, self._config.hyperparameters
+        hyperparameters = {ARGUMENTS.get(field, field): values[field] for field in OPTIMIZERS[elementwise].defaults}
         how = {"fused" if self._fused else "foreach": True} | dict.fromkeys(self._config.kind.switches, True)
-        optimizer: torch.optim.Optimizer = getattr(torch.optim, self._config.name.value)(
+        optimizer: torch.optim.Optimizer = getattr(torch.optim, elementwise.value)(
             groups, lr=0.0, **hyperparameters, **how
         )
         return optimizer
@@ -191,7 +233,7 @@ class LocalOptimizer:
         """Return the moments by kind (such as `exp_avg`) and by parameter name, as shards of this rank.
 
         The average of the weights is a kind of its own, `ema`. Parameters of which this rank has no elements are left
-        out.
+        out. `kinds` says which kinds a parameter has.
         """
         return {**self._moments, **({EMA: self._averages} if self._averages else {})}
 
@@ -251,7 +293,7 @@ class LocalOptimizer:
         return [local(p.grad) for n, p in self._sharded.items() if p.grad is not None and n in self._counted]
 
     def drop_gradients(self) -> None:
-        for parameter in self._sharded.values():
+        for parameter in (*self._sharded.values(), *self._matrices.values()):
             parameter.grad = None
 
     @torch.no_grad()
@@ -263,7 +305,8 @@ class LocalOptimizer:
         """
         for name, parameter in self._sharded.items():
             self._local[name].grad = local(parameter.grad) if parameter.grad is not None else None
-            parameter.grad = None
+        matrices = [(name, p, local(p.grad)) for name, p in self._matrices.items() if p.grad is not None]
+        self.drop_gradients()
         gradients = [p.grad for p in self._local.values() if p.grad is not None]
         if gradient_scale != 1.0 and gradients:
             torch._foreach_mul_(gradients, gradient_scale)
@@ -274,11 +317,36 @@ class LocalOptimizer:
                 part.optimizer.step()
             for name in part.names:
                 self._local[name].grad = None
+        for name, matrix, gradient in matrices:
+            self._update_matrix(rate, name, matrix, gradient)
         if self._averages:
             decay = self._config.resolved_ema_decay(self._step)
             weights = [self._local[name].detach() for name in self._averages]
             torch._foreach_lerp_(list(self._averages.values()), weights, 1 - decay)
         self._step += 1
+
+    @property
+    def communicates(self) -> bool:
+        """True if ranks communicate in an update."""
+        return bool(self._matrices)
+
+    def finish(self) -> None:
+        """Wait until the device has finished the last update."""
+        if next(iter(self._local.values())).is_cuda:
+            torch.cuda.current_stream().synchronize()
+
+    def _update_matrix(self, rate: float, name: str, matrix: nn.Parameter, gradient: Tensor) -> None:
+        """Update this rank's shard of a matrix by Muon. `gradient` is the shard of its gradient, and is overwritten."""
+        if name not in self._local:
+            muon.direction(gradient, matrix)
+            return
+        values, shard, (decay, factor) = self._config.hyperparameters, self._local[name], self._settings[name]
+        [moment] = self._config.kind.of_matrices
+        update = muon.advanced(self._moments[moment][name], gradient, values["momentum"], values["nesterov"])
+        shard.grad = None
+        direction = muon.direction(update, matrix)
+        shard.mul_(1 - rate * factor * decay)
+        shard.add_(direction, alpha=-rate * factor * muon.scale(matrix.shape))
 
     @contextlib.contextmanager
     def _computed_with(self, part: _Part) -> Iterator[None]:
@@ -291,13 +359,16 @@ class LocalOptimizer:
         """
         for name in part.names:
             parameter = self._local[name]
-            for kind, moments in self._moments.items():
-                part.optimizer.state[parameter][kind] = moments[name].to(parameter.dtype)
+            for kind in self._kinds_of(name):
+                part.optimizer.state[parameter][kind] = self._moments[kind][name].to(parameter.dtype)
         yield
         for name in part.names:
             state = part.optimizer.state[self._local[name]]
-            for kind, moments in self._moments.items():
-                state[kind] = moments[name].copy_(state[kind])
+            for kind in self._kinds_of(name):
+                state[kind] = self._moments[kind][name].copy_(state[kind])
+
+    def _kinds_of(self, name: str) -> list[str]:
+        return [kind for kind, moments in self._moments.items() if name in moments]
 
 
 class _Part(NamedTuple):

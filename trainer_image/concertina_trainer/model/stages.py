@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from torch import Tensor, nn
 
@@ -67,6 +67,10 @@ class Stages:
             return {"embedding.weight"}
         modules = self.own.model.named_modules()
         return {f"{name}.weight".lstrip(".") for name, module in modules if isinstance(module, nn.Embedding)}
+
+    def blocks(self) -> Collection[str]:
+        """Return the names with which the names of the parameters in blocks begin, up to a dot, in the whole model."""
+        return {"blocks"} if self.own is None else self.own.blocks.keys()
 
     def modules(self) -> Iterator[nn.Module]:
         if self.own is not None:

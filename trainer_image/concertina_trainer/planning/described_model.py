@@ -24,8 +24,11 @@ from concertina_trainer.config.memory_config import Activations
 from concertina_trainer.config.trainer import Precision, TrainerConfig
 from concertina_trainer.data.elements import empty_rows
 from concertina_trainer.data.read.batches import Microbatch
+from concertina_trainer.model.flops import orthogonalization_flops
+from concertina_trainer.model.optimizer import is_matrix
 from concertina_trainer.model.own import OwnModel, OwnSpec, loaded, said, widths
 from concertina_trainer.model.spec import DataShape
+from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.shard import compute_dtype
 from concertina_trainer.planning.description import Description
 from concertina_trainer.planning.fake import fake_tensors
@@ -136,12 +139,16 @@ def described(config: TrainerConfig, data: DataDescription) -> Description:
         batch = microbatch(config, batch_rows, data)
         with operations:
             model(batch).backward()
-    elements = batch_rows * config.model.sequence_length
+    elements, matrices = batch_rows * config.model.sequence_length, _matrices(Stages((), model))
     return Description(
         weights=model.weights,
         trained=_count(model, trained=True),
         blocks=len(model.blocks),
         in_blocks=sum(map(_count, model.blocks.values())),
+        matrices=sum(matrix.numel() for matrix in matrices),
+        orthogonalized=sum(
+            orthogonalization_flops(*matrix.shape[-2:]) * math.prod(matrix.shape[:-2]) for matrix in matrices
+        ),
         flops=operations.flops / elements if declared_flops is None else declared_flops,
         counted=declared_flops is None,
         moved=operations.moved / elements,
@@ -151,6 +158,13 @@ def described(config: TrainerConfig, data: DataDescription) -> Description:
 def _count(module: nn.Module, trained: bool = False) -> int:
     """Return the number of the module's weights. If `trained` is True, count only those that are trained."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad or not trained)
+
+
+def _matrices(model: Stages) -> list[Tensor]:
+    """Return the trained parameters that Muon updates."""
+    blocks, embeddings = model.blocks(), model.embeddings()
+    trained = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+    return [parameter for name, parameter in trained if is_matrix(name, parameter.dim(), blocks, embeddings)]
 
 
 def _computed_in(model: nn.Module, dtype: torch.dtype) -> None:

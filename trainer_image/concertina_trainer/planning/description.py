@@ -15,6 +15,10 @@ class Description:
     blocks: int
     in_blocks: int
     """Number of weights that belong to blocks."""
+    matrices: int
+    """Number of trained weights that are elements of matrices of blocks, which Muon updates."""
+    orthogonalized: float
+    """Floating-point operations with which Muon orthogonalizes all these matrices once."""
     flops: float
     """Floating-point operations of one element (token or frame), forward and backward."""
     counted: bool

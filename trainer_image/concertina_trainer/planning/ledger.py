@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from concertina_trainer.model import muon
 from concertina_trainer.model.experts import Experts
 from concertina_trainer.parallel.async_tensor import IN_TURN
 from concertina_trainer.parallel.expert import AllToAll
@@ -96,6 +97,7 @@ class Ledger(TorchDispatchMode):
         self._backward = False
         self._routing = False
         self.updating = False
+        self._orthogonalizing = False
 
     def mark(self, kind: MemoryKind, tensors: Sequence[Tensor]) -> None:
         """Count the memory of these tensors as `kind`, even if they were made while the ledger was not active."""
@@ -177,7 +179,8 @@ class Ledger(TorchDispatchMode):
         if key not in self._known:
             weakref.finalize(storage, self._gone, key)
             if totals is None:
-                totals = self._on_host if self._offloaded and self.updating else self.now
+                on_host = self._offloaded and self.updating and not self._orthogonalizing
+                totals = self._on_host if on_host else self.now
         else:
             old_size, old_kind, old_totals = self._known[key]
             old_totals[old_kind] -= old_size
@@ -220,6 +223,24 @@ class Ledger(TorchDispatchMode):
             return back
 
         with mock.patch.object(AllToAll, "__call__", call):
+            yield
+
+    @contextmanager
+    def orthogonalizing(self) -> Iterator[None]:
+        """Return a context in which tensors that Muon gathers and orthogonalizes count on the device.
+
+        The rest of the update is on the host if the state is offloaded.
+        """
+        original = muon.direction
+
+        def call(update: Tensor, parameter: Tensor) -> Tensor:
+            self._orthogonalizing = True
+            try:
+                return original(update, parameter)
+            finally:
+                self._orthogonalizing = False
+
+        with mock.patch.object(muon, "direction", call):
             yield
 
     @contextmanager

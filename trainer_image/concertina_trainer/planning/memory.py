@@ -199,6 +199,7 @@ def _run(
         stack.enter_context(mock.patch.object(parallelize, "divided", return_value=parts))
         stack.enter_context(ledger.resizing())
         stack.enter_context(ledger.routing())
+        stack.enter_context(ledger.orthogonalizing())
         stack.enter_context(ledger)
         stack.enter_context(measured_waits(world))
         model = parallelize.parallelized(config, world, own)

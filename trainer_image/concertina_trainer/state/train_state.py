@@ -52,15 +52,14 @@ class TrainState:
     ) -> None:
         """Record the tensors of this rank. If `frozen` is not None, the frozen weights are not a part of the state."""
         self._optimizer, self._own = optimizer, model.own
-        kinds = optimizer.moments()
+        moments = optimizer.moments()
         tensors: dict[str, Tensor | RemoteArray] = {}
         parameters, buffers = _arrays(model) if model.own else _arrays_of_decoder(config.model.model_dump_json())
         check_groups(config.optimizer, [name for name, (_, is_trained) in parameters.items() if is_trained])
-        precisions = {kind: next(iter(of_rank.values())).dtype for kind, of_rank in kinds.items()}
         for name, (array, is_trained) in parameters.items():
             tensors[f"{MODEL}{name}"] = array
-            for kind in kinds if is_trained else ():
-                tensors[f"optimizer.{kind}.{name}"] = RemoteArray(array.shape, precisions[kind])
+            for kind, dtype in optimizer.kinds(name, len(array.shape)).items() if is_trained else ():
+                tensors[f"optimizer.{kind}.{name}"] = RemoteArray(array.shape, dtype)
         tensors |= {f"{MODEL}{name}": array for name, array in buffers.items()}
         tensors |= {f"{MODEL}{name}": _of_stage(buffer, world) for name, buffer in model.named_buffers()}
         self._originals = _originals(model)
@@ -69,10 +68,11 @@ class TrainState:
             if name.endswith(_QUANTIZED):
                 continue
             tensors[f"{MODEL}{name}"] = parameter.detach()
-            for kind, of_rank in kinds.items() if parameter.requires_grad else ():
+            part = local(parameter.detach())
+            for kind, dtype in optimizer.kinds(name, parameter.dim()).items() if parameter.requires_grad else ():
                 # A rank without a part of the parameter has no moments. The empty part of the parameter takes their
                 # place.
-                moment = of_rank[name] if name in of_rank else local(parameter.detach()).to(precisions[kind])
+                moment = moments[kind][name] if part.numel() else part.to(dtype)
                 tensors[f"optimizer.{kind}.{name}"] = _cut_like(parameter, moment)
         elsewhere = {f"{MODEL}{name}" for name, (_, is_trained) in parameters.items() if not is_trained and frozen}
         self._catalogue = StateIndex(

@@ -117,8 +117,8 @@ def train(run: TrainingRun, step: int, position: int, check: Callable[[], None] 
     """Train until the run is complete, or until a drain (a request to save and stop) ends the round.
 
     Training begins after `step` finished steps and `position` consumed samples. `check` is a function that raises an
-    error if the round is over. `train` calls `check` after the all-reduce of each step, because collectives on a GPU
-    return invalid results after they were aborted.
+    error if the round is over. `train` calls `check` after the all-reduce of each step, and after an update in which
+    ranks communicate, because collectives on a GPU return invalid results after they were aborted.
     """
     config, reporter, saving, anomalies, optimizer = run.config, run.reporter, run.saving, run.anomalies, run.optimizer
     scaling = run.scaling
@@ -146,6 +146,9 @@ def train(run: TrainingRun, step: int, position: int, check: Callable[[], None] 
         with run.world.times.measured(StepPart.OPTIMIZER):
             optimizer.update(rate, clip_scale(result.squared_norm, config.optimizer.max_grad_norm) / scaling.scale)
             run.loads.update(result.loads)
+        if optimizer.communicates:
+            optimizer.finish()
+            check()  # before the weights are saved
         metrics = scaling.metrics
         scaling.stepped()
         step, position = step + 1, position + config.global_batch_size

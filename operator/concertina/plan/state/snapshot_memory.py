@@ -43,6 +43,8 @@ HEADER = 1 << 20
 class Weights(NamedTuple):
     all: int
     trained: int
+    of_matrices: int
+    """Number of trained weights that are elements of matrices of blocks, which Muon updates."""
 
 
 def needed(spec: JobSpec, replicas: int, weights: Weights | None = None) -> int:
@@ -64,29 +66,25 @@ def _saved(spec: JobSpec, weights: Weights | None = None) -> int:
     """
     model, begin = spec.trainer and spec.trainer.model, spec.checkpoint
     elsewhere = model and model.lora and begin and (begin.init_from or begin.resume_from)
-    return _bytes(spec, _moment_bytes(spec), weights, frozen=not elsewhere)
-
-
-def _moment_bytes(spec: JobSpec) -> int:
-    """Return the bytes of the optimizer's moments for each trained weight."""
-    return spec.trainer.optimizer.moment_bytes if spec.trainer else 0
+    return _bytes(spec, 0, weights, frozen=not elsewhere)
 
 
 def _bytes(spec: JobSpec, trained: int, weights: Weights | None = None, frozen: bool = True) -> int:
-    """Return the bytes of all weights, plus `trained` bytes for each trained weight.
+    """Return the bytes of all weights and moments, plus `trained` bytes for each trained weight.
 
     If `frozen` is False, only trained weights count. The result is 0 for a custom model, and for a model that
     `model.from` describes, if `weights` is not given. Only the pods know the number of weights of these models.
     """
     model = spec.trainer and spec.trainer.model
     if weights is None and model and not model.custom and not model.from_:
-        weights = Weights(model.weights, model.trained_weights)
+        weights = Weights(model.weights, model.trained_weights, model.matrix_weights)
     if weights is None:
         return 0
     # A quantized weight takes less. The embeddings, which are not quantized, take as much.
     is_half = model and model.lora and model.lora.frozen_dtype is not FrozenDtype.float32
     of_frozen = (HALF_BYTES if is_half else WEIGHT_BYTES) * (weights.all - weights.trained)
-    return (WEIGHT_BYTES + trained) * weights.trained + (of_frozen if frozen else 0)
+    moments = spec.trainer.optimizer.state_bytes(weights.trained, weights.of_matrices) if spec.trainer else 0
+    return (WEIGHT_BYTES + trained) * weights.trained + moments + (of_frozen if frozen else 0)
 
 
 def offloaded(spec: JobSpec, replicas: int, weights: Weights | None = None) -> int:
@@ -97,7 +95,7 @@ def offloaded(spec: JobSpec, replicas: int, weights: Weights | None = None) -> i
     if spec.trainer is None or spec.trainer.memory.offload is None:
         return 0
     copies = Degrees.of(spec.parallelism, replicas * spec.workers).replicate
-    return _bytes(spec, _moment_bytes(spec) + GRADIENT_BYTES, weights) * copies // replicas
+    return _bytes(spec, GRADIENT_BYTES, weights) * copies // replicas
 
 
 def _fits(spec: JobSpec, replicas: int, has: int) -> bool:

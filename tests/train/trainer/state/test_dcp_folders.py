@@ -99,6 +99,27 @@ def test_a_run_continues_from_a_folder_as_from_our_own_checkpoint(run, durable, 
         assert torch.equal(states.of_checkpoint(outcome.durable[-1].uri)[name], value), name
 
 
+@pytest.mark.long(law=LAW)
+def test_so_it_does_with_muon_s_momentum(folder, parent, config, tmp_path):
+    """Of matrices of blocks, and with the moments of AdamW of the other parameters."""
+    changed = {**config, "optimizer": {**config["optimizer"], "name": "Muon"}}
+
+    def run(world, name, script=None, **options):
+        return node.Job(
+            folder / name, parent, changed, {"uri": f"file://{tmp_path}/{name}", "everySteps": STEPS, **options}
+        ).run(world, script=script)
+
+    begun = run(2, "begun", node.Script(drain=(STEPS, True)))
+    [durable] = [each for each in begun.durable if each.step >= STEPS][:1]
+    trainingjob.dcp.convert(durable.uri, tmp_path / "folder")
+    expected = run(2, "own", resumeFrom=durable.uri)
+    found = run(2, "resumed", resumeFrom=f"file://{tmp_path}/folder")
+    assert set(found.codes.values()) == {0}, found.output
+    assert found.losses == expected.losses
+    for name, value in states.of_checkpoint(expected.durable[-1].uri).items():
+        assert torch.equal(states.of_checkpoint(found.durable[-1].uri)[name], value), name
+
+
 def test_a_run_begins_with_the_weights_of_a_folder(run, durable, whole, tmp_path):
     weights = {name: value for name, value in titan_state(whole, 1).items() if isinstance(value, torch.Tensor)}
     dcp.save(weights, checkpoint_id=tmp_path / "titan", no_dist=True)

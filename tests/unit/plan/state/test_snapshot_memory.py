@@ -12,6 +12,8 @@ from concertina_protocol.tracking import spool
 from concertina_state.format.shardfile import Chunk, Layout
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.optimizer import is_matrix
+from concertina_trainer.model.stages import Stages
 
 LARGE = {"layers": 24, "dim": 1024, "heads": 16, "vocabSize": 32768}
 
@@ -40,14 +42,24 @@ UNEVEN = {"layers": 3, "dim": 64, "heads": 4, "kvHeads": 2, "tieEmbeddings": Fal
 
 @pytest.mark.parametrize(
     "model",
-    [{}, LARGE, UNEVEN, {**UNEVEN, "lora": {"rank": 5}}, {**UNEVEN, "lora": {"targets": ["Key", "Down", "Key"]}}],
-)
+    [
+        {}, LARGE, UNEVEN, {**UNEVEN, "lora": {"rank": 5}}, {**UNEVEN, "lora": {"targets": ["Key", "Down", "Key"]}},
+        {**UNEVEN, "qkvBias": True, "outputBias": True, "qkNorm": True, "postNorms": True},
+        {**UNEVEN, "experts": {"count": 3, "shared": 2, "firstDense": 1}},
+        {**UNEVEN, "experts": {"count": 3, "shared": 1}, "lora": {"rank": 8}},
+        {**UNEVEN, "attentionSinks": True, "experts": {"count": 3, "clampedSwiglu": {}}},
+    ],
+)  # fmt: skip
 def test_the_count_of_weights_is_the_model_s(model):
     config = ModelConfig.model_validate(model)
     with torch.device("meta"):
-        weights = list(Decoder(config).parameters())
-    assert config.weights == sum(p.numel() for p in weights)
-    assert config.trained_weights == sum(p.numel() for p in weights if p.requires_grad)
+        stages = Stages([Decoder(config)])
+    weights = dict(stages.named_parameters())
+    assert config.weights == sum(p.numel() for p in weights.values())
+    trained = {name: p for name, p in weights.items() if p.requires_grad}
+    assert config.trained_weights == sum(p.numel() for p in trained.values())
+    matrices = [p for name, p in trained.items() if is_matrix(name, p.dim(), stages.blocks(), stages.embeddings())]
+    assert config.matrix_weights == sum(p.numel() for p in matrices)
 
 
 def test_frozen_weights_that_are_read_from_elsewhere_take_no_room():
