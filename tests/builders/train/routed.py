@@ -34,6 +34,7 @@ class Written(torch.nn.Module):
             chosen = chosen | torch.zeros_like(chosen).scatter(-1, best, True)
         picked = scores * chosen
         shares = picked / picked.sum(-1, keepdim=True) if config.normalize_shares else picked
+        shares = config.share_scale * shares
         result = torch.zeros_like(x)
         gate, up, down = (with_adapter(experts, name) for name in ("gate", "up", "down"))
         for i in range(config.count):
@@ -48,7 +49,10 @@ class Written(torch.nn.Module):
                 per_token = (fractions * chances.mean(0)).sum() * weights[row][counted][0]
                 self.loss = self.loss + config.balance_loss * tokens * per_token
                 self.loads += mine.sum(0)
-        return result if self.moe.shared is None else result + self.moe.shared(x)
+        if self.moe.shared is None:
+            return result
+        gate = 1.0 if self.moe.shared_gate is None else (x * self.moe.shared_gate).sum(-1, keepdim=True).sigmoid()
+        return result + gate * self.moe.shared(x)
 
     def even_out(self):
         """Update the biases after a step with these loads."""

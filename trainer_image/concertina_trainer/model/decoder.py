@@ -121,7 +121,7 @@ class FeedForward(nn.Module):
 def feed_forward(config: ModelConfig, layer: int) -> FeedForward | MixtureOfExperts:
     if config.experts is None or not config.routed(layer):
         return FeedForward(config.dim, config.resolved_hidden_dim, config.activation, config.lora)
-    width = config.experts.shared * config.expert_dim
+    width = config.shared_width
     shared = FeedForward(config.dim, width, config.activation, config.lora) if width else None
     return MixtureOfExperts(config.dim, config.expert_dim, config.activation, config.experts, shared, config.lora)
 

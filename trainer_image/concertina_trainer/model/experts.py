@@ -56,7 +56,7 @@ class Router(nn.Module):
 
 
 def _of_all_tokens(parameter: Tensor) -> Tensor:
-    """Return a parameter of the router as a plain tensor.
+    """Return a parameter of the router, or the gate of the shared experts, as a plain tensor.
 
     The ranks of a tensor group have the same parameter and different tokens, so its gradient is the sum over the group.
     """
@@ -203,7 +203,7 @@ class MixtureOfExperts(nn.Module):
         """
         super().__init__()
         self.number, self.balance_loss = config.count, config.balance_loss
-        self.normalize_shares = config.normalize_shares
+        self.normalize_shares, self.share_scale = config.normalize_shares, config.share_scale
         self.router = Router(dim, config)
         self.experts: Experts | ClampedExperts
         if config.clamped_swiglu is None:
@@ -211,6 +211,7 @@ class MixtureOfExperts(nn.Module):
         else:
             self.experts = ClampedExperts(dim, hidden_dim, config.clamped_swiglu, config.count)
         self.shared = shared
+        self.shared_gate = nn.Parameter(torch.empty(1, dim)) if config.shared_gate else None
         self.dispatch: Dispatch = here
         self.over_sequences: OverSequences = whole
         self.loads: Tensor | None = None
@@ -243,6 +244,7 @@ class MixtureOfExperts(nn.Module):
         shares = scores.gather(1, chosen)
         if self.normalize_shares:
             shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)  # all sigmoids may be 0
+        shares = shares * self.share_scale
         loads = None
         if weights is not None:
             chances = scores / (scores.sum(-1, keepdim=True) + 1e-20)
@@ -250,7 +252,12 @@ class MixtureOfExperts(nn.Module):
             loads, loss = balance(*by_token, weights, self.over_sequences)
             shares = _WithLoss.apply(shares, self.balance_loss * loss)
         result = self._routed(tokens, chosen, shares).type_as(x).view_as(x)
-        return result if self.shared is None else result + self.shared(x), loads
+        return result if self.shared is None else result + self._shared(x, self.shared), loads
+
+    def _shared(self, x: Tensor, shared: nn.Module) -> Tensor:
+        """Compute the shared experts for x `[batch, length, dim]`, and multiply the result by the tokens' factors."""
+        result: Tensor = shared(x)
+        return result if self.shared_gate is None else F.linear(x, _of_all_tokens(self.shared_gate)).sigmoid() * result
 
     def _routed(self, tokens: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         active = chosen.size(1)

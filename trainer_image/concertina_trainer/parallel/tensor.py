@@ -125,9 +125,10 @@ def _route_own_tokens(moe: MixtureOfExperts, mesh: DeviceMesh) -> None:
     Tensor parallelism does not split experts. Expert parallelism and FSDP distribute them over ranks, and the ranks of
     the tensor group are among these.
     """
-    for name, parameter in list(moe.router.named_parameters()):
-        whole = distribute_tensor(parameter, mesh, [Replicate()], src_data_rank=None)
-        moe.router.register_parameter(name, nn.Parameter(whole))
+    for module in (moe.router, moe):
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            whole = distribute_tensor(parameter, mesh, [Replicate()], src_data_rank=None)
+            module.register_parameter(name, nn.Parameter(whole))
 
     def own(module: nn.Module, arguments: tuple[DTensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
         x, weights = arguments
