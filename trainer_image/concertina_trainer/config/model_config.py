@@ -203,6 +203,13 @@ class LoraConfig(Section):
         max_length=len(Projection),
         description="Matrices of each block that have adapters. Gate, Up and Down also mean those of each expert.",
     )
+    dropout: float = Field(
+        default=0.0,
+        ge=0.0,
+        lt=1.0,
+        description="Probability with which an element of an adapter's input is dropped in training. The other "
+        "elements are divided by 1 - dropout.",
+    )
     frozen_dtype: FrozenDtype = Field(
         default=FrozenDtype.bfloat16,
         description="Dtype in which frozen weights are kept, not that of the computation. Int8 and NormalFloat4 "
@@ -212,6 +219,11 @@ class LoraConfig(Section):
     @property
     def scale(self) -> float:
         return self.alpha / self.rank
+
+    @property
+    def training_scale(self) -> float:
+        """Scale of the adapters in training, where the elements that are not dropped are larger."""
+        return self.scale / (1 - self.dropout)
 
 
 def _no_default(schema: dict[str, Any]) -> None:

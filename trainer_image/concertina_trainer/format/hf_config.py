@@ -30,7 +30,7 @@ MOST_PREDICTION_LAYERS = 16
 MOST_BYTES, MOST_NAMED = 1 << 16, 6
 NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
 """Fields of config.json that do not change what a model computes."""
-OF_TRAINING = ("sequenceLength", "lora.rank", "lora.alpha", "lora.targets", "lora.frozenDtype")
+OF_TRAINING = ("sequenceLength", "lora.rank", "lora.alpha", "lora.targets", "lora.dropout", "lora.frozenDtype")
 """Fields of spec.trainer.model that are settings of training, and may differ although the model is the same."""
 
 

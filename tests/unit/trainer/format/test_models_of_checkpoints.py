@@ -40,6 +40,7 @@ def test_one_that_computes_otherwise_is_refused(stored, mine, says):
     ("stored", "mine"),
     [
         (LORA, LORA),
+        (LORA, {"lora": {**LORA["lora"], "dropout": 0.1}}),
         ({}, LORA),  # Adapters begin with their initial values.
         (LORA, {}),  # The names of its adapters are refused with the weights.
         (EXPERTS, {"experts": {"count": 4, "activePerToken": 2, "balanceLoss": 0.5}}),
