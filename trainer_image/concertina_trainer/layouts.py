@@ -79,8 +79,7 @@ def _divides_sequence(trainer: TrainerConfig, parallelism: ParallelismConfig) ->
 
 
 def _divides_shared(trainer: TrainerConfig, parallelism: ParallelismConfig) -> bool:
-    experts = trainer.model.experts
-    return experts is None or experts.shared * trainer.model.expert_dim % parallelism.tensor == 0
+    return trainer.model.shared_width % parallelism.tensor == 0
 
 
 def _has_whole_blocks(trainer: TrainerConfig, parallelism: ParallelismConfig) -> bool:
@@ -94,8 +93,8 @@ def _has_whole_blocks(trainer: TrainerConfig, parallelism: ParallelismConfig) ->
 
 def _has_widths_for_float8(trainer: TrainerConfig, parallelism: ParallelismConfig) -> bool:
     model = trainer.model
-    shared = model.experts.shared * model.expert_dim if model.experts else 0
-    widths = (model.dim, model.resolved_kv_heads * model.resolved_head_dim, model.resolved_hidden_dim, shared)
+    key_dim = model.resolved_kv_heads * model.resolved_head_dim
+    widths = (model.dim, key_dim, model.resolved_hidden_dim, model.shared_width)
     return trainer.precision is not Precision.float8 or not any(int(width) % FLOAT8_MULTIPLE for width in widths)
 
 

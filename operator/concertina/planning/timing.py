@@ -156,8 +156,9 @@ def _beyond_products(layout: ParallelLayout, once: float, gpu: Gpu) -> float:
     model, parallelism, plan = layout.trainer.model, layout.parallelism, batch(layout)
     forward_passes = 1 + (layout.trainer.memory.resolved_activations is Activations.recompute)
     blocks, routed = stage_blocks(layout), routed_blocks(layout)
-    shared = model.experts.shared * model.expert_dim if model.experts is not None else 0
-    inner = [model.resolved_hidden_dim] * (blocks - routed) + [shared] * (routed if shared else 0)
+    inner = [model.resolved_hidden_dim] * (blocks - routed) + [model.shared_width] * (
+        routed if model.shared_width else 0
+    )
     tokens = plan.rows * model.sequence_length / parallelism.context
 
     def unhidden_seconds(sent: int, width: int) -> float:

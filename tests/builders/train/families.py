@@ -13,6 +13,10 @@ LLAMA3 = {
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+GLM_EXPERTS = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "head_dim": 16, "attention_bias": True,
+}  # fmt: skip
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 7}
 GEMMA3 = {
     **GEMMA, "num_hidden_layers": 7, "rope_parameters": {
@@ -53,13 +57,13 @@ MODELS = {
     "mixtral, window": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7}),
     "qwen3_moe": ("qwen3_moe", {**EXPERTS, "head_dim": 16, "norm_topk_prob": True}),
     "qwen3_moe, shares as they are": ("qwen3_moe", {**EXPERTS, "head_dim": 16, "norm_topk_prob": False}),
-    "glm4_moe": (
-        "glm4_moe",
-        {
-            "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1,
-            "first_k_dense_replace": 1, "head_dim": 16, "attention_bias": True, "use_qk_norm": True,
-        },
+    "qwen2_moe": ("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 48}),
+    "qwen2_moe, normalized shares": (
+        "qwen2_moe",
+        {**EXPERTS, "shared_expert_intermediate_size": 24, "norm_topk_prob": True, "qkv_bias": False},
     ),
+    "glm4_moe": ("glm4_moe", {**GLM_EXPERTS, "use_qk_norm": True, "routed_scaling_factor": 2.5}),
+    "glm4_moe, shares as they are": ("glm4_moe", {**GLM_EXPERTS, "norm_topk_prob": False}),
 }  # fmt: skip
 """By name: `model_type`, and fields of its config.json beside SIZES."""
 

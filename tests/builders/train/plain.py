@@ -18,6 +18,7 @@ from concertina_trainer.config.optimizer_kinds import OptimizerName
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.dropout import keys_of_tokens
 from concertina_trainer.model.initial import initial_value
 from concertina_trainer.model.optimizer import learning_rate
 
@@ -129,7 +130,7 @@ def trained(trainer, dtype=torch.float32, nudged=False, wrong_at=None):
             samples[-1] = size * (step + 1)
         tokens, document_ids, weights_of_tokens = batch(reader, samples, dtype)
         optimizer.zero_grad()
-        logits = model(tokens[:, :-1], document_ids, weights=weights_of_tokens)
+        logits = model(tokens[:, :-1], document_ids, weights=weights_of_tokens, keys=keys(config, reader, samples))
         losses_of_tokens = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
         loss = losses_of_tokens @ weights_of_tokens.flatten()
         (loss + sum(layer.loss for layer in layers)).backward()
@@ -147,6 +148,14 @@ def trained(trainer, dtype=torch.float32, nudged=False, wrong_at=None):
     return Trained(
         losses, {name: p.detach() for name, p in routed.names(model).items() if isinstance(p, torch.nn.Parameter)}
     )
+
+
+def keys(config, reader, samples):
+    """Return the keys of dropout of these samples' tokens, or None without dropout."""
+    if config.model.lora is None or not config.model.lora.dropout:
+        return None
+    shape = len(samples), config.model.sequence_length
+    return keys_of_tokens(reader.positions(samples).tolist(), config.seed, *shape, torch.device("cpu"))
 
 
 def batch(reader, samples, dtype):

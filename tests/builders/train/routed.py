@@ -9,8 +9,10 @@ import functools
 import torch
 import torch.nn.functional as F
 
-from concertina_trainer.config.model_config import RouterScores
+from concertina_trainer.config.model_config import Projection, RouterScores
+from concertina_trainer.model import dropout
 from concertina_trainer.model.experts import MixtureOfExperts
+from concertina_trainer.model.lora import NUMBERS
 
 
 class Written(torch.nn.Module):
@@ -23,7 +25,7 @@ class Written(torch.nn.Module):
         super().__init__()
         self.moe, self.config = moe, config
 
-    def forward(self, x, weights):
+    def forward(self, x, weights, keys=None):
         config, experts, router = self.config, self.moe.experts, self.moe.router
         logits = x @ router.weight.T
         scores = logits.softmax(-1) if config.scores is RouterScores.softmax else logits.sigmoid()
@@ -34,11 +36,13 @@ class Written(torch.nn.Module):
             chosen = chosen | torch.zeros_like(chosen).scatter(-1, best, True)
         picked = scores * chosen
         shares = picked / picked.sum(-1, keepdim=True) if config.normalize_shares else picked
+        shares = config.share_scale * shares
         result = torch.zeros_like(x)
-        gate, up, down = (with_adapter(experts, name) for name in ("gate", "up", "down"))
         for i in range(config.count):
-            inner = F.silu(x @ gate[i].T) * (x @ up[i].T)
-            result = result + shares[..., i : i + 1] * (inner @ down[i].T)
+            of_expert = None if keys is None else dropout.derived(keys, i)
+            gate, up = (adapted(experts, i, name, x, of_expert) for name in ("gate", "up"))
+            outputs = adapted(experts, i, "down", F.silu(gate) * up, of_expert)
+            result = result + shares[..., i : i + 1] * outputs
         self.loads, self.loss = torch.zeros(config.count), 0.0
         for row, counted in enumerate(weights > 0):
             if counted.any():
@@ -48,7 +52,10 @@ class Written(torch.nn.Module):
                 per_token = (fractions * chances.mean(0)).sum() * weights[row][counted][0]
                 self.loss = self.loss + config.balance_loss * tokens * per_token
                 self.loads += mine.sum(0)
-        return result if self.moe.shared is None else result + self.moe.shared(x)
+        if self.moe.shared is None:
+            return result
+        gate = 1.0 if self.moe.shared_gate is None else (x * self.moe.shared_gate).sum(-1, keepdim=True).sigmoid()
+        return result + gate * self.moe.shared(x, keys)
 
     def even_out(self):
         """Update the biases after a step with these loads."""
@@ -56,10 +63,18 @@ class Written(torch.nn.Module):
             self.moe.router.bias += self.config.bias_rate * torch.sign(self.loads.mean() - self.loads)
 
 
-def with_adapter(experts, name):
-    """Return the weights of all experts, plus the product of their adapter's matrices if they have adapters."""
-    weight, a = getattr(experts, name), getattr(experts, f"{name}_lora_a", None)
-    return weight if a is None else weight + experts.lora_scale * getattr(experts, f"{name}_lora_b") @ a
+def adapted(experts, number, name, x, keys):
+    """Return the product of x and a matrix of an expert, and of its adapter with dropout if the matrix has one."""
+    result, a = x @ getattr(experts, name)[number].T, getattr(experts, f"{name}_lora_a", None)
+    if a is None:
+        return result
+    lora, factors = experts.lora, 1.0
+    if keys is not None:
+        of_matrix = dropout.derived(keys, NUMBERS[Projection(name.capitalize())])
+        factors = dropout.keep_mask(of_matrix, range(x.size(-1)), lora.dropout).type_as(x) / (1 - lora.dropout)
+    return result + lora.alpha / lora.rank * (
+        (x * factors) @ a[number].T @ getattr(experts, f"{name}_lora_b")[number].T
+    )
 
 
 def write_out(model, config):
@@ -73,9 +88,9 @@ def write_out(model, config):
     return written
 
 
-def _forward(block, x, mask, table, weights):
-    x = x + block.attention(block.attention_norm(x), mask, table)
-    return x + block.feed_forward(block.feed_forward_norm(x), weights)
+def _forward(block, x, mask, table, weights, keys):
+    x = x + block.attention(block.attention_norm(x), mask, table, keys)
+    return x + block.feed_forward(block.feed_forward_norm(x), weights, keys)
 
 
 def names(model):

@@ -314,6 +314,12 @@ ALL_REFUSED = [
         [("spec.trainer.model", {"experts": {"count": 4, "shared": 1, "clampedSwiglu": {}}})],
         "clampedSwiglu does not apply to shared experts",
     ),
+    (
+        "a gate of no shared experts",
+        JOB,
+        [("spec.trainer.model", {"experts": {"count": 4, "sharedGate": True}})],
+        "sharedGate multiplies the output of the shared experts",
+    ),
     ("size and tensor", JOB, [sized("8B"), ("spec.parallelism", {"tensor": 16})], "divide trainer.model.kvHeads"),
     (
         "size and pipeline",

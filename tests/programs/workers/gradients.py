@@ -48,7 +48,7 @@ def main() -> int:
     counted = loads.payload(world.device)
     torch.distributed.all_reduce(counted)
     loads.update(counted.tolist())
-    whole = {name: p.grad.full_tensor().cpu() for name, p in model.named_parameters()}
+    whole = {name: p.grad.full_tensor().cpu() for name, p in model.named_parameters() if p.requires_grad}
     biases = {name: bias.cpu() for name, bias in model.named_buffers()}
     optimizer.update(0.0, 1.0)
     late = set(sys.modules) - before

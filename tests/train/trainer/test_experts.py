@@ -17,7 +17,10 @@ from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.initial import initial_value
 
-EXPERTS = {"count": 4, "hiddenDim": 24, "shared": 1, "firstDense": 1, "balanceLoss": 0.5, "biasRate": 0.01}
+EXPERTS = {
+    "count": 4, "hiddenDim": 24, "shared": 1, "sharedGate": True, "firstDense": 1, "shareScale": 2.5,
+    "balanceLoss": 0.5, "biasRate": 0.01,
+}  # fmt: skip
 LAYOUTS = {
     "one": (1, {}),
     "fsdp": (3, {}),
@@ -52,7 +55,7 @@ BESIDE = {
 }
 """Beside the other dimensions, of a model that has heads and layers enough for them."""
 LAW = "tests/train/trainer/test_experts.py::test_every_layout_has_the_gradients_of_one_process[ep 2 x context, float64]"
-QUICK = ("fsdp", "ep 2 x fsdp", "ep 2 x copies", "ep 2 x context")
+QUICK = ("fsdp", "ep 2 x fsdp", "ep 2 x copies", "ep 2 x context", "tensor")
 CASES = [
     pytest.param(layout, dtype, id=f"{layout}, {str(dtype).removeprefix('torch.')}", marks=marks)
     for layout, dtype in (*((layout, torch.float64) for layout in LAYOUTS | BESIDE), ("ep 2 x fsdp", torch.float32))

@@ -2,20 +2,23 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import trainingjob.dcp
-from builders.train import node, states
+from builders.train import node, plain, routed, states
 from builders.train.course import HALF, Course
+from builders.train.gradients import check, whole_gradient
 from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import FrozenWeights
 from concertina_state.objects.prefix import ObjectPrefix
-from concertina_trainer.config.model_config import LoraConfig
+from concertina_trainer.config.model_config import LoraConfig, Projection
 from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.export import peft
 from concertina_trainer.export.export import export
 from concertina_trainer.format import hf_names
@@ -26,6 +29,7 @@ from concertina_trainer.generation.generate import load
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.lora import LoraLinear, freeze
 from concertina_trainer.model.quantized import dequantized, quantized
+from train.trainer.test_gradients import initialised
 
 LORA = {"rank": 3, "alpha": 12.0, "frozenDtype": "Float32"}
 LAYOUTS = {
@@ -48,7 +52,7 @@ def course(parent, trainer, folder_of_module):
 
 
 def test_a_layer_adds_the_product_to_its_weight():
-    layer = LoraLinear(5, 4, LoraConfig(rank=2, alpha=6.0)).double()
+    layer = LoraLinear(5, 4, LoraConfig(rank=2, alpha=6.0), Projection.query).double()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
     freeze(torch.nn.Sequential(layer))
@@ -68,9 +72,7 @@ def test_one_layout_goes_on_from_another(course):
 
 @pytest.mark.long(law=LAW)
 def test_so_does_every_layout_from_the_one_before(course):
-    names = list(LAYOUTS)
-    course.halves()
-    course.run(4, *(course.leg(name, names[at - 1]) for at, name in enumerate(names)))
+    in_turn(course)
 
 
 OF_EXPERTS = {
@@ -78,16 +80,77 @@ OF_EXPERTS = {
     "experts x tensor": (4, {"expert": 2, "tensor": 2}),
     "experts x context": (4, {"expert": 4, "context": 2}),
 }
+EXPERTS = {"count": 4, "hiddenDim": 24, "shared": 1, "firstDense": 1, "scores": "Sigmoid", "biasRate": 0.0}
+
+
+def in_turn(course):
+    """Run the first half in each layout, and the second half in the next one."""
+    names = list(course.layouts)
+    course.halves()
+    course.run(4, *(course.leg(name, names[at - 1]) for at, name in enumerate(names)))
 
 
 @pytest.mark.long(law=LAW)
-def test_so_do_layouts_of_a_model_with_experts(parent, course, folder, tmp_path):
-    experts = {"count": 4, "hiddenDim": 24, "shared": 1, "firstDense": 1, "scores": "Sigmoid", "biasRate": 0.0}
-    model = {**course.trainer["model"], "experts": experts, "lora": {**LORA, "rank": 8}}
-    found = Course(parent, {**course.trainer, "model": model}, OF_EXPERTS, tmp_path)
-    names = list(OF_EXPERTS)
-    found.halves()
-    found.run(4, *(found.leg(name, names[at - 1]) for at, name in enumerate(names)))
+def test_so_do_layouts_of_a_model_with_experts(parent, course, tmp_path):
+    model = {**course.trainer["model"], "experts": EXPERTS, "lora": {**LORA, "rank": 8}}
+    in_turn(Course(parent, {**course.trainer, "model": model}, OF_EXPERTS, tmp_path))
+
+
+DROPOUT = {**LORA, "rank": 8, "dropout": 0.1}
+
+
+def test_a_layout_drops_what_one_process_drops(parent, trainer, tmp_path):
+    """Compare gradients under tensor and expert parallelism.
+
+    Each rank has a part of the columns of Output and Down, and of the tokens that the router sends to other ranks.
+    """
+    wide = {"layers": 3, "heads": 4, "kvHeads": 2, "experts": EXPERTS, "lora": DROPOUT}
+    changed = {**trainer, "model": {**trainer["model"], **wide}}
+    world, parallelism = OF_EXPERTS["experts x tensor"]
+    found = whole_gradient(parent, changed, world, tmp_path, parallelism=parallelism, dtype=torch.float64)
+    gradients, loss = of_one_process(changed)
+    check(found, gradients, loss)
+    without, _ = of_one_process({**changed, "model": {**changed["model"], "lora": {**DROPOUT, "dropout": 0.0}}})
+    assert {name for name in gradients if not torch.equal(gradients[name], without[name])} == {
+        name for name in gradients if name.endswith("lora_b")
+    }, "the other matrices have no gradient at the first step"
+
+
+def of_one_process(trainer):
+    """Return the gradients of a batch, and its loss, by the reference implementation of experts."""
+    config = TrainerConfig.model_validate(trainer)
+    model = initialised(config, torch.float64)
+    for bias in model.buffers():
+        bias.zero_()
+    layers = routed.write_out(model, config.model)
+    reader = Reader(config.data, config.model.sequence_length, config.seed)
+    samples = np.arange(100, 100 + config.global_batch_size)
+    tokens, _, weights = plain.batch(reader, samples, torch.float64)
+    loss = model(tokens[:, :-1], None, tokens[:, 1:], weights, plain.keys(config, reader, samples))
+    (loss + sum(layer.loss for layer in layers)).backward()
+    return {name: p.grad for name, p in routed.names(model).items() if p.requires_grad}, loss.item()
+
+
+DROPS = "tests/train/trainer/test_lora.py::test_a_layout_drops_what_one_process_drops"
+
+
+@pytest.mark.long(law=DROPS)
+def test_compiled_blocks_drop_the_same(parent, trainer, tmp_path):
+    """Compare gradients under tensor parallelism, where compiled code has distributed masks."""
+    wide = {"layers": 3, "heads": 4, "kvHeads": 2, "lora": DROPOUT}
+    changed = {**trainer, "compile": "Blocks", "model": {**trainer["model"], **wide}}
+    found = whole_gradient(
+        parent, changed, 2, tmp_path, parallelism={"tensor": 2}, dtype=torch.float64, COMPILED="aot_eager"
+    )
+    assert found["graphs"] > 0
+    check({**found, "late": ()}, *of_one_process(changed))
+
+
+@pytest.mark.long(law=DROPS)
+@pytest.mark.parametrize("with_experts", [False, True], ids=["dense", "experts"])
+def test_with_dropout_every_layout_goes_on_from_the_one_before(parent, course, tmp_path, with_experts):
+    model = {**course.trainer["model"], "lora": DROPOUT, **({"experts": EXPERTS} if with_experts else {})}
+    in_turn(Course(parent, {**course.trainer, "model": model}, OF_EXPERTS if with_experts else LAYOUTS, tmp_path))
 
 
 def test_a_model_is_tuned_and_exported_with_its_adapters_added(parent, trainer, folder, tmp_path):

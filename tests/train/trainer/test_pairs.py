@@ -28,6 +28,9 @@ EXPERTS = {
     "experts": {"expert": 4},
     "experts x fsdp": {"expert": 2},
     "experts x copies": {"expert": 2, "shard": 2},
+    "experts x tensor": {"expert": 2, "tensor": 2},
+    "experts x pipeline": {"expert": 2, "pipeline": 2},
+    "experts x context": {"expert": 4, "context": 2},
 }
 LAYOUTS = {name: (4, parallelism) for name, parallelism in FOUR.items()}
 LAYOUTS |= {name: (8, parallelism) for name, parallelism in EIGHT.items()}

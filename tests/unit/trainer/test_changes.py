@@ -38,6 +38,7 @@ def config(trainer=None, model=None):
         ({}, {"hiddenDim": 128}, "model.hiddenDim 192 -> 128"),
         ({}, {"lora": {"rank": 4, "targets": ["Query"]}}, "model.lora.rank absent -> 4"),
         ({"lora": {"rank": 4}}, {"lora": {"rank": 4, "alpha": 8.0}}, "model.lora.alpha 32.0 -> 8.0"),
+        ({"lora": {"rank": 4}}, {"lora": {"rank": 4, "dropout": 0.1}}, "model.lora.dropout 0.0 -> 0.1"),
         ({"lora": {"rank": 4}}, {}, "model.lora.rank 4 -> absent"),
         ({"experts": EXPERTS}, {"experts": {**EXPERTS, "activePerToken": 1}}, "model.experts.activePerToken 2 -> 1"),
         ({"experts": EXPERTS}, {"experts": {**EXPERTS, "scores": "Sigmoid"}}, 'scores "Softmax" -> "Sigmoid"'),

@@ -69,6 +69,11 @@ class ExpertsConfig(Section):
         description="Number of shared experts, which compute every token in addition to the routed ones. "
         "They are one feed-forward layer with their combined width.",
     )
+    shared_gate: bool = Field(
+        default=False,
+        description="Whether the output of the shared experts is multiplied by a learned factor between 0 and 1 for "
+        "each token (Qwen 2).",
+    )
     first_dense: int = Field(
         default=0,
         ge=0,
@@ -83,6 +88,12 @@ class ExpertsConfig(Section):
     )
     normalize_shares: bool = Field(
         default=True, description="Whether the scores of a token's experts are normalized to add up to 1."
+    )
+    share_scale: float = Field(
+        default=1.0,
+        gt=0.0,
+        le=1000.0,
+        description="Factor of the scores that weight the outputs of a token's experts, after normalization (GLM 4.5).",
     )
     balance_loss: float = Field(
         default=0.01,
@@ -111,6 +122,12 @@ class ExpertsConfig(Section):
             "!has(self.clampedSwiglu) || self.shared == 0",
             lambda experts: experts.clamped_swiglu is None or experts.shared == 0,
             "clampedSwiglu does not apply to shared experts: set shared to 0, or remove clampedSwiglu",
+        ),
+        SectionRule(
+            "sharedGate",
+            "!self.sharedGate || self.shared > 0",
+            lambda experts: not experts.shared_gate or experts.shared > 0,
+            "sharedGate multiplies the output of the shared experts: set shared to 1 or more, or remove sharedGate",
         ),
         SectionRule(
             "activePerToken",
@@ -186,6 +203,13 @@ class LoraConfig(Section):
         max_length=len(Projection),
         description="Matrices of each block that have adapters. Gate, Up and Down also mean those of each expert.",
     )
+    dropout: float = Field(
+        default=0.0,
+        ge=0.0,
+        lt=1.0,
+        description="Probability with which an element of an adapter's input is dropped in training. The other "
+        "elements are divided by 1 - dropout.",
+    )
     frozen_dtype: FrozenDtype = Field(
         default=FrozenDtype.bfloat16,
         description="Dtype in which frozen weights are kept, not that of the computation. Int8 and NormalFloat4 "
@@ -195,6 +219,11 @@ class LoraConfig(Section):
     @property
     def scale(self) -> float:
         return self.alpha / self.rank
+
+    @property
+    def training_scale(self) -> float:
+        """Scale of the adapters in training, where the elements that are not dropped are larger."""
+        return self.scale / (1 - self.dropout)
 
 
 def _no_default(schema: dict[str, Any]) -> None:
@@ -429,6 +458,11 @@ class ModelConfig(Section):
         return (self.experts and self.experts.hidden_dim) or self.resolved_hidden_dim
 
     @property
+    def shared_width(self) -> int:
+        """Combined hidden width of the shared experts of a layer, or 0 without shared experts."""
+        return self.experts.shared * self.expert_dim if self.experts else 0
+
+    @property
     def token_width(self) -> int:
         """Sum of the hidden widths of all feed-forwards that compute a token in a layer.
 
@@ -506,7 +540,7 @@ class ModelConfig(Section):
             routed = self.routed_layers if projection in FEED_FORWARD else 0
             features += (self.layers - routed) * sum(self.shape(projection))
             if self.experts is not None and routed:
-                shared = self.dim + self.experts.shared * self.expert_dim if self.experts.shared else 0
+                shared = self.dim + self.shared_width if self.shared_width else 0
                 features += routed * (shared + experts * (self.dim + self.expert_dim))
         return self.lora.rank * features
 
@@ -571,7 +605,8 @@ class ModelConfig(Section):
             return self.block_weights
         attention = self.block_weights - 3 * self.dim * self.resolved_hidden_dim
         router = self.experts.count * (self.dim + (self.experts.clamped_swiglu is not None))
-        return attention + router + (experts + self.experts.shared) * self.expert_weights
+        gate = self.dim if self.experts.shared_gate else 0
+        return attention + router + gate + (experts + self.experts.shared) * self.expert_weights
 
     RULES: ClassVar[tuple[SectionRule, ...]] = (
         SectionRule(
@@ -686,7 +721,7 @@ def _has_fields_of_size(model: ModelConfig) -> bool:
 
 
 _SIZED = ("layers", "dim", "heads", "kv_heads", "hidden_dim", "tie_embeddings", "rope_theta", "norm_epsilon")
-_EXPERTS_OF_SIZE = " && ".join(f"self.experts.{name} == {value!r}" for name, value in EXPERTS.items())
+_EXPERTS_OF_SIZE = " && ".join(f"self.experts.{name} == {json.dumps(value)}" for name, value in EXPERTS.items())
 
 
 _BESIDE_SIZE = (*_SIZED, "size", "vocab_size", "experts", "lora")

@@ -64,7 +64,10 @@ SIZES: Mapping[ModelSize, Mapping[str, Any]] = MappingProxyType(
 )  # fmt: skip
 """Values of fields of spec.trainer.model, by named size."""
 WITH_EXPERTS = tuple(size.value for size, fields in SIZES.items() if "experts" in fields)
-EXPERTS = {"count": 8, "activePerToken": 2, "shared": 0, "firstDense": 0, "scores": "Softmax"}
+EXPERTS = {
+    "count": 8, "activePerToken": 2, "shared": 0, "sharedGate": False, "firstDense": 0, "scores": "Softmax",
+    "shareScale": 1.0,
+}  # fmt: skip
 """Fields of the experts of named sizes with experts.
 
 A job that sets these fields must repeat these values. The experts' width is hiddenDim.

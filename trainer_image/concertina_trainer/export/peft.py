@@ -48,7 +48,7 @@ def export(checkpoint: StoredCheckpoint) -> Export:
         "base_model_name_or_path": frozen.uri if frozen else None,
         "r": model.lora.rank,
         "lora_alpha": model.lora.alpha,
-        "lora_dropout": 0.0,
+        "lora_dropout": model.lora.dropout,
         "target_modules": sorted(modules),
         "bias": "none",
         "inference_mode": True,

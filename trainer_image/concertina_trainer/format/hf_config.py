@@ -30,7 +30,7 @@ MOST_PREDICTION_LAYERS = 16
 MOST_BYTES, MOST_NAMED = 1 << 16, 6
 NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
 """Fields of config.json that do not change what a model computes."""
-OF_TRAINING = ("sequenceLength", "lora.rank", "lora.alpha", "lora.targets", "lora.frozenDtype")
+OF_TRAINING = ("sequenceLength", "lora.rank", "lora.alpha", "lora.targets", "lora.dropout", "lora.frozenDtype")
 """Fields of spec.trainer.model that are settings of training, and may differ although the model is the same."""
 
 
@@ -252,10 +252,23 @@ def described(config: Mapping[str, Any]) -> Described:
     problems += [*of_positions.problems, *of_windows.problems]
     fields = {path: values.get(name) for path, name in sources.items()}
     fields |= {**of_positions.fields, **of_windows.fields, **family.fixed}
+    if family.shared_width is not None:
+        shared = _multiple(values[family.shared_width], fields["experts.hiddenDim"])
+        fields["experts.shared"], sources["experts.shared"] = shared, family.shared_width
+        if shared is None:
+            only = f"a multiple of the width of an expert, which is {_shown(fields['experts.hiddenDim'])}"
+            problems.append(_not_built(family.shared_width, values[family.shared_width], only))
     more = config.get(family.prediction_layers or "") or 0
     if not isinstance(more, int) or isinstance(more, bool) or not 0 <= more <= MOST_PREDICTION_LAYERS:
         problems.append(_not_built(str(family.prediction_layers), more, f"0 to {MOST_PREDICTION_LAYERS}"))
     return Described(kind, fields, {**sources, **of_positions.sources, **of_windows.sources}, problems, more)
+
+
+def _multiple(value: object, unit: object) -> int | None:
+    """Return the positive whole number by which `unit` is multiplied to give `value`, or None if there is none."""
+    if not isinstance(value, int) or not isinstance(unit, int) or value <= 0 or unit <= 0 or value % unit:
+        return None
+    return value // unit
 
 
 def _with_defaults(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
@@ -295,6 +308,7 @@ def _written(kind: str, model: ModelConfig) -> dict[str, Any]:
         "pad_token_id": None,  # a family's default may be beyond the vocabulary
         **{name: value for name, value in family.only.items() if name not in OF_POSITIONS},
         **({family.prediction_layers: 0} if family.prediction_layers else {}),
+        **({family.shared_width: model.shared_width} if family.shared_width else {}),
         **{name: values.get(path) for name, path in known.items()},
         "head_dim": model.resolved_head_dim,
         **positions_json(model),

@@ -38,6 +38,8 @@ PLAIN: Mapping[str, object] = {"hidden_act": "silu", "partial_rotary_factor": 1.
 NULLABLE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 """Fields of config.json in which null is a value of its own. In other fields null counts as absent."""
 NO_WINDOW = {"use_sliding_window": False}
+EXPERTS_EVERYWHERE: Mapping[str, object] = {"decoder_sparse_step": 1, "mlp_only_layers": []}
+"""Fields of Qwen's models, with the values for experts in every layer."""
 ENDS = {
     "embedding.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
@@ -114,6 +116,8 @@ class Family:
 
     Each value is this project's names of these weights, in the order of the rows.
     """
+    shared_width: str | None = None
+    """Field with the combined width of the shared experts, which must be a multiple of the width of an expert."""
     prediction_layers: str | None = None
     """Field with the number of layers after the last one that predict further tokens. The decoder has no such layers.
 
@@ -204,13 +208,46 @@ FAMILIES = {
             "router_aux_loss_coef": 0.001,
             **NO_WINDOW,
             "attention_bias": False,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [],
+            **EXPERTS_EVERYWHERE,
         },
-        only={**PLAIN, **NO_WINDOW, "attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        only={**PLAIN, **NO_WINDOW, "attention_bias": False, **EXPERTS_EVERYWHERE},
         fixed={"qkNorm": True},
         names={**QK_NORM, **MLP_EXPERTS},
         other_names={"num_local_experts": "num_experts"},
+    ),
+    "qwen2_moe": Family(
+        "Qwen2MoeForCausalLM",
+        fields={
+            "qkv_bias": "qkvBias",
+            "moe_intermediate_size": "experts.hiddenDim",
+            "num_experts": "experts.count",
+            "num_experts_per_tok": "experts.activePerToken",
+            "norm_topk_prob": "experts.normalizeShares",
+            "router_aux_loss_coef": "experts.balanceLoss",
+        },
+        defaults={
+            "num_key_value_heads": 16,
+            "qkv_bias": True,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "norm_topk_prob": False,
+            "router_aux_loss_coef": 0.001,
+            **NO_WINDOW,
+            **EXPERTS_EVERYWHERE,
+        },
+        only={**PLAIN, **NO_WINDOW, **EXPERTS_EVERYWHERE},
+        fixed={"experts.sharedGate": True},
+        names={
+            **QKV_BIAS,
+            **MLP_EXPERTS,
+            "feed_forward.shared.gate.weight": "mlp.shared_expert.gate_proj.weight",
+            "feed_forward.shared.up.weight": "mlp.shared_expert.up_proj.weight",
+            "feed_forward.shared.down.weight": "mlp.shared_expert.down_proj.weight",
+            "feed_forward.shared_gate": "mlp.shared_expert_gate.weight",
+        },
+        shared_width="shared_expert_intermediate_size",
     ),
     "phi3": Family(
         "Phi3ForCausalLM",
@@ -326,6 +363,7 @@ FAMILIES = {
             "n_shared_experts": "experts.shared",
             "first_k_dense_replace": "experts.firstDense",
             "norm_topk_prob": "experts.normalizeShares",
+            "routed_scaling_factor": "experts.shareScale",
         },
         defaults={
             "num_key_value_heads": 8,
@@ -343,7 +381,7 @@ FAMILIES = {
             "n_group": 1,
             "topk_group": 1,
         },
-        only={"hidden_act": "silu", "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1},
+        only={"hidden_act": "silu", "n_group": 1, "topk_group": 1},
         prediction_layers="num_nextn_predict_layers",
         fixed={"experts.scores": "Sigmoid", "experts.biasRate": 0.0, "experts.balanceLoss": 0.0},
         names={

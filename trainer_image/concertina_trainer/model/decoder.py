@@ -20,8 +20,9 @@ from concertina_trainer.config.memory_config import Activations
 from concertina_trainer.config.model_config import Activation, LoraConfig, ModelConfig, Projection
 from concertina_trainer.model.activation import ACTIVATIONS
 from concertina_trainer.model.attention import Context, Mask, Scores, attend, causal_mask
+from concertina_trainer.model.dropout import derived
 from concertina_trainer.model.experts import MixtureOfExperts
-from concertina_trainer.model.lora import freeze, linear
+from concertina_trainer.model.lora import freeze, linear, product
 from concertina_trainer.model.loss import summed_cross_entropy
 from concertina_trainer.model.positions import Positions, Table, rotate, tables_of
 from concertina_trainer.model.precision import precise
@@ -61,15 +62,14 @@ class Products:
     """Matrix products at the beginning and at the end of a layer. Asynchronous tensor parallelism replaces this class.
 
     `columns` multiplies the layer's input by its first weights (such as query, key and value). `rows` multiplies the
-    layer's intermediate result by its last weight (such as output).
+    layer's intermediate result by its last weight (such as output). `keys` are those of dropout, or None for none.
     """
 
-    def columns(self, x: Tensor, weights: Sequence[nn.Linear]) -> Sequence[Tensor]:
-        return [weight(x) for weight in weights]
+    def columns(self, x: Tensor, weights: Sequence[nn.Linear], keys: Tensor | None) -> Sequence[Tensor]:
+        return [product(x, weight, keys) for weight in weights]
 
-    def rows(self, x: Tensor, weight: nn.Linear) -> Tensor:
-        result: Tensor = weight(x)
-        return result
+    def rows(self, x: Tensor, weight: nn.Linear, keys: Tensor | None) -> Tensor:
+        return product(x, weight, keys)
 
 
 class Attention(nn.Module):
@@ -88,11 +88,11 @@ class Attention(nn.Module):
         self.query_norm = HeadNorm(self.head_dim, config) if config.qk_norm else None
         self.key_norm = HeadNorm(self.head_dim, config) if config.qk_norm else None
 
-    def forward(self, x: Tensor, mask: Mask | None, table: Table) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask | None, table: Table, keys: Tensor | None = None) -> Tensor:
         batch, length, _ = x.shape
         query, key, value = (
             projection.view(batch, length, -1, self.head_dim).transpose(1, 2)
-            for projection in self.products.columns(x, (self.query, self.key, self.value))
+            for projection in self.products.columns(x, (self.query, self.key, self.value), keys)
         )
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
@@ -102,7 +102,7 @@ class Attention(nn.Module):
         # Under tensor parallelism, each rank has the sinks of its own heads.
         sinks = self.sinks.to_local() if isinstance(self.sinks, DTensor) else self.sinks
         attended = attend(query, key, value, mask, self.scores, sinks)
-        return self.products.rows(attended.transpose(1, 2).reshape(batch, length, -1), self.output)
+        return self.products.rows(attended.transpose(1, 2).reshape(batch, length, -1), self.output, keys)
 
 
 class FeedForward(nn.Module):
@@ -113,15 +113,15 @@ class FeedForward(nn.Module):
         self.up = linear(dim, hidden_dim, lora, Projection.up)
         self.down = linear(hidden_dim, dim, lora, Projection.down)
 
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.products.columns(x, (self.gate, self.up))
-        return self.products.rows(self.activation(gate) * up, self.down)
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        gate, up = self.products.columns(x, (self.gate, self.up), keys)
+        return self.products.rows(self.activation(gate) * up, self.down, keys)
 
 
 def feed_forward(config: ModelConfig, layer: int) -> FeedForward | MixtureOfExperts:
     if config.experts is None or not config.routed(layer):
         return FeedForward(config.dim, config.resolved_hidden_dim, config.activation, config.lora)
-    width = config.experts.shared * config.expert_dim
+    width = config.shared_width
     shared = FeedForward(config.dim, width, config.activation, config.lora) if width else None
     return MixtureOfExperts(config.dim, config.expert_dim, config.activation, config.experts, shared, config.lora)
 
@@ -181,15 +181,18 @@ class Block(nn.Module):
         self.attention_post_norm = RMSNorm(config.dim, config) if config.post_norms else None
         self.feed_forward_post_norm = RMSNorm(config.dim, config) if config.post_norms else None
 
-    def forward(self, x: Tensor, mask: Mask | None, table: Table, weights: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Mask | None, table: Table, weights: Tensor | None, keys: Tensor | None
+    ) -> Tensor:
         """Compute the block for x `[batch, length, dim]`, and return a tensor of the same shape.
 
         `table` has the cosines and sines of the rotary positions. `weights` `[batch, length]` has the weight of each
-        token in the loss (see `MixtureOfExperts.forward`).
+        token in the loss (see `MixtureOfExperts.forward`). `keys` `[batch, length]` has the keys of this layer's
+        dropout, or is None for none. Under tensor parallelism, both have the tokens of the whole group.
         """
         result: Tensor
         # Nothing in a block draws random numbers.
-        result, loads = computed_again(self.activations, False, self._computed, x, mask, table, weights)
+        result, loads = computed_again(self.activations, False, self._computed, x, mask, table, weights, keys)
         if isinstance(self.feed_forward, MixtureOfExperts):
             # Not within `_computed`, which activation checkpointing runs again in the backward pass: the tokens of the
             # microbatch would be counted twice.
@@ -197,19 +200,19 @@ class Block(nn.Module):
         return result
 
     def _computed(
-        self, x: Tensor, mask: Mask | None, table: Table, weights: Tensor | None
+        self, x: Tensor, mask: Mask | None, table: Table, weights: Tensor | None, keys: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        x = self.attended(x, mask, table)
+        x = self.attended(x, mask, table, keys)
         inner, loads = self.feed_forward_norm(x), None
         if isinstance(self.feed_forward, MixtureOfExperts):
-            inner, loads = self.feed_forward(inner, weights)
+            inner, loads = self.feed_forward(inner, weights, keys)
         else:
-            inner = self.feed_forward(inner)
+            inner = self.feed_forward(inner, keys)
         return x + (inner if self.feed_forward_post_norm is None else self.feed_forward_post_norm(inner)), loads
 
-    def attended(self, x: Tensor, mask: Mask | None, table: Table) -> Tensor:
+    def attended(self, x: Tensor, mask: Mask | None, table: Table, keys: Tensor | None) -> Tensor:
         """Compute the first half of the block, attention, for x `[batch, length, dim]`."""
-        attended: Tensor = self.attention(self.attention_norm(x), mask, table)
+        attended: Tensor = self.attention(self.attention_norm(x), mask, table, keys)
         return x + (attended if self.attention_post_norm is None else self.attention_post_norm(attended))
 
 
@@ -268,6 +271,7 @@ class Decoder(nn.Module):
         document_ids: Tensor | None = None,
         targets: Tensor | None = None,
         weights: Tensor | None = None,
+        keys: Tensor | None = None,
     ) -> Tensor:
         """Return logits `[batch, length, vocabulary]` for tokens `[batch, length]`, or the weighted sum of losses.
 
@@ -284,6 +288,7 @@ class Decoder(nn.Module):
             targets: `[batch, length]`: the token to predict at each position. With `targets` and `weights`, the result
                 is the weighted sum of the tokens' losses.
             weights: `[batch, length]`: the weight of each token in the loss.
+            keys: `[batch, length]`: the key of each token for the dropout of adapters. None: there is no dropout.
         """
         if self.part.first:
             assert self.embedding is not None
@@ -299,7 +304,9 @@ class Decoder(nn.Module):
         tables = tables_of(set(self.positions.values()), whole, self.context, x.device)
         balanced = weights if torch.is_grad_enabled() else None
         for layer, block in self.blocks.items():
-            x = block(x, masks[self.windows[layer]], tables[self.positions[layer]], balanced)
+            # Derived here, because compiled blocks share code, in which the number of a layer would be a constant.
+            of_layer = None if keys is None else derived(keys, int(layer))
+            x = block(x, masks[self.windows[layer]], tables[self.positions[layer]], balanced, of_layer)
         if self.norm is None:
             return x
         output = self.embedding if self.head is None else self.head

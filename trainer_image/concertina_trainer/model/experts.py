@@ -22,10 +22,13 @@ from concertina_trainer.config.model_config import (
     ClampedSwigluConfig,
     ExpertsConfig,
     LoraConfig,
+    Projection,
     RouterScores,
 )
 from concertina_trainer.format.adapters import matrices
 from concertina_trainer.model.activation import ACTIVATIONS
+from concertina_trainer.model.dropout import derived, keep_mask
+from concertina_trainer.model.lora import NUMBERS
 from concertina_trainer.model.precision import precise
 
 GROUPED = (torch.float32, torch.bfloat16, torch.float16)
@@ -56,7 +59,7 @@ class Router(nn.Module):
 
 
 def _of_all_tokens(parameter: Tensor) -> Tensor:
-    """Return a parameter of the router as a plain tensor.
+    """Return a parameter of the router, or the gate of the shared experts, as a plain tensor.
 
     The ranks of a tensor group have the same parameter and different tokens, so its gradient is the sum over the group.
     """
@@ -79,7 +82,7 @@ class Experts(nn.Module):
         self.gate = nn.Parameter(torch.empty(count, hidden_dim, dim))
         self.up = nn.Parameter(torch.empty(count, hidden_dim, dim))
         self.down = nn.Parameter(torch.empty(count, dim, hidden_dim))
-        self.lora_scale = 0.0 if lora is None else lora.scale
+        self.lora = lora
         for projection in FEED_FORWARD if lora is not None else ():
             if lora is not None and projection in lora.targets:
                 name = projection.value.lower()
@@ -88,27 +91,32 @@ class Experts(nn.Module):
                 self.register_parameter(a, nn.Parameter(torch.empty(count, lora.rank, inputs)))
                 self.register_parameter(b, nn.Parameter(torch.empty(count, outputs, lora.rank)))
 
-    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+    def forward(self, rows: Tensor, counts: Tensor, keys: Tensor | None = None) -> Tensor:
         """Compute the experts for rows `[n, dim]`, and return a tensor of the same shape.
 
         A row is the input of one expert for one token. Rows are sorted by expert. `counts`, int64 `[experts]`, is the
-        number of rows of each expert.
+        number of rows of each expert. `keys` `[n]`, if given, are those of dropout, one for each row.
         """
-        inner = self.activation(self._product(rows, "gate", counts)) * self._product(rows, "up", counts)
-        return self._product(inner, "down", counts)
+        gate, up = (self._product(rows, projection, counts, keys) for projection in (Projection.gate, Projection.up))
+        return self._product(self.activation(gate) * up, Projection.down, counts, keys)
 
-    def _product(self, rows: Tensor, name: str, counts: Tensor) -> Tensor:
-        """Multiply rows by the weights `name` of their experts, with their adapters."""
+    def _product(self, rows: Tensor, projection: Projection, counts: Tensor, keys: Tensor | None) -> Tensor:
+        """Multiply rows by the matrices `projection` of their experts, with their adapters."""
+        name = projection.value.lower()
         weight, *adapter = (
             p.to_local() if isinstance(p, DTensor) else p
             for p in (self._parameters.get(each) for each in (name, *matrices(name)))
             if p is not None
         )
         product = grouped_product(rows, weight, counts)
-        if not adapter:
+        if self.lora is None or not adapter:
             return product
         a, b = adapter
-        return product + self.lora_scale * grouped_product(grouped_product(rows, a, counts), b, counts)
+        scale = self.lora.scale
+        if keys is not None:
+            scale = self.lora.training_scale
+            rows = rows * keep_mask(derived(keys, NUMBERS[projection]), range(rows.size(1)), self.lora.dropout)
+        return product + scale * grouped_product(grouped_product(rows, a, counts), b, counts)
 
 
 class ClampedExperts(nn.Module):
@@ -127,8 +135,11 @@ class ClampedExperts(nn.Module):
         self.down = nn.Parameter(torch.empty(count, hidden_dim, dim))
         self.down_bias = nn.Parameter(torch.empty(count, dim))
 
-    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """Compute the experts for rows `[n, dim]`, and return a tensor of the same shape (see `Experts.forward`)."""
+    def forward(self, rows: Tensor, counts: Tensor, keys: Tensor | None = None) -> Tensor:
+        """Compute the experts for rows `[n, dim]`, and return a tensor of the same shape (see `Experts.forward`).
+
+        There are no adapters, and so no dropout.
+        """
         gate_up, gate_up_bias, down, down_bias = (
             p.to_local() if isinstance(p, DTensor) else p
             for p in (self.gate_up, self.gate_up_bias, self.down, self.down_bias)
@@ -160,17 +171,17 @@ def grouped_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     return torch.cat([F.linear(part, weight) for part, weight in zip(parts, weights.unbind(), strict=True)])
 
 
-Dispatch: TypeAlias = Callable[[Tensor, Tensor, nn.Module], Tensor]
+Dispatch: TypeAlias = Callable[[Tensor, Tensor, nn.Module, Tensor | None], Tensor]
 """Function that sends rows to the ranks of their experts, and returns the results in the order of the rows.
 
 Its arguments are the rows `[n, dim]`, sorted by expert; the number of rows of each expert of the layer, int64 `[all
-experts]`; and the experts of this rank.
+experts]`; the experts of this rank; and the key of each row for dropout, int64 `[n]`, or None for no dropout.
 """
 
 
-def here(rows: Tensor, counts: Tensor, experts: nn.Module) -> Tensor:
+def here(rows: Tensor, counts: Tensor, experts: nn.Module, keys: Tensor | None) -> Tensor:
     """Compute the experts for `rows` without communication, because this rank has all of them (see Dispatch)."""
-    result: Tensor = experts(rows, counts)
+    result: Tensor = experts(rows, counts, keys)
     return result
 
 
@@ -181,9 +192,13 @@ Its argument has the counts of this rank's tokens, and its result those of the w
 """
 
 
-def whole(counts: Tensor) -> Tensor:
-    """Return `counts` unchanged, because this rank has all tokens of its sequences (see OverSequences)."""
-    return counts
+OwnTokens: TypeAlias = Callable[[Tensor], Tensor]
+"""Function that returns the values of the tokens that this rank routes, of values `[batch, length]` of tokens."""
+
+
+def whole(values: Tensor) -> Tensor:
+    """Return `values` unchanged, because this rank has all tokens of its sequences (see OverSequences, OwnTokens)."""
+    return values
 
 
 class MixtureOfExperts(nn.Module):
@@ -203,7 +218,7 @@ class MixtureOfExperts(nn.Module):
         """
         super().__init__()
         self.number, self.balance_loss = config.count, config.balance_loss
-        self.normalize_shares = config.normalize_shares
+        self.normalize_shares, self.share_scale = config.normalize_shares, config.share_scale
         self.router = Router(dim, config)
         self.experts: Experts | ClampedExperts
         if config.clamped_swiglu is None:
@@ -211,8 +226,11 @@ class MixtureOfExperts(nn.Module):
         else:
             self.experts = ClampedExperts(dim, hidden_dim, config.clamped_swiglu, config.count)
         self.shared = shared
+        self.shared_gate = nn.Parameter(torch.empty(1, dim)) if config.shared_gate else None
         self.dispatch: Dispatch = here
         self.over_sequences: OverSequences = whole
+        self.own_tokens: OwnTokens = whole
+        self.adapted = lora is not None and any(projection in lora.targets for projection in FEED_FORWARD)
         self.loads: Tensor | None = None
         """int64 `[experts]`: number of this rank's tokens that were sent to each expert, summed over microbatches.
 
@@ -228,7 +246,7 @@ class MixtureOfExperts(nn.Module):
         if loads is not None:
             self.loads = loads if self.loads is None else self.loads + loads
 
-    def forward(self, x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, weights: Tensor | None, keys: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Compute x `[batch, length, dim]`, and return a tensor of the same shape, with the loads of the experts.
 
         The loads, int64 `[experts]`, are the number of tokens of this microbatch that each expert was chosen for. They
@@ -236,28 +254,38 @@ class MixtureOfExperts(nn.Module):
         not add them itself, because activation checkpointing calls this method a second time in the backward pass.
 
         `weights` `[batch, length]` is the weight of each token in the loss, 0 for padding. If `weights` is given,
-        gradients include the gradient of the balancing loss.
+        gradients include the gradient of the balancing loss. `keys` `[batch, length]` are those of the layer's dropout,
+        or None for none. Under tensor parallelism, both have the tokens of the whole group, and x those of this rank.
         """
         tokens = x.flatten(0, 1)
         scores, chosen = self.router(tokens)
         shares = scores.gather(1, chosen)
         if self.normalize_shares:
             shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)  # all sigmoids may be 0
+        shares = shares * self.share_scale
         loads = None
         if weights is not None:
             chances = scores / (scores.sum(-1, keepdim=True) + 1e-20)
             by_token = chances.unflatten(0, x.shape[:2]), chosen.unflatten(0, x.shape[:2])
-            loads, loss = balance(*by_token, weights, self.over_sequences)
+            loads, loss = balance(*by_token, self.own_tokens(weights), self.over_sequences)
             shares = _WithLoss.apply(shares, self.balance_loss * loss)
-        result = self._routed(tokens, chosen, shares).type_as(x).view_as(x)
-        return result if self.shared is None else result + self.shared(x), loads
+        own_keys = None if keys is None or not self.adapted else self.own_tokens(keys).flatten()
+        result = self._routed(tokens, chosen, shares, own_keys).type_as(x).view_as(x)
+        return result if self.shared is None else result + self._shared(x, keys, self.shared), loads
 
-    def _routed(self, tokens: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+    def _shared(self, x: Tensor, keys: Tensor | None, shared: nn.Module) -> Tensor:
+        """Compute the shared experts for x `[batch, length, dim]`, and multiply the result by the tokens' factors."""
+        result: Tensor = shared(x, keys)
+        return result if self.shared_gate is None else F.linear(x, _of_all_tokens(self.shared_gate)).sigmoid() * result
+
+    def _routed(self, tokens: Tensor, chosen: Tensor, shares: Tensor, keys: Tensor | None) -> Tensor:
         active = chosen.size(1)
         order = chosen.flatten().argsort(stable=True)
         counts = _counted(chosen.flatten(), self.number)
         rows = tokens.index_select(0, order // active)
-        results = self.dispatch(rows, counts, self.experts).index_select(0, order.argsort())
+        if keys is not None:
+            keys = derived(keys.index_select(0, order // active), chosen.flatten().index_select(0, order))
+        results = self.dispatch(rows, counts, self.experts, keys).index_select(0, order.argsort())
         combined: Tensor = (results.unflatten(0, (-1, active)) * shares.unsqueeze(-1)).sum(1)
         return combined
 

@@ -9,24 +9,42 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from concertina_trainer.config.model_config import FrozenDtype, LoraConfig, Projection
 from concertina_trainer.format.adapters import is_adapter
 from concertina_trainer.model import quantized
+from concertina_trainer.model.dropout import derived, keep_mask
+
+NUMBERS = {projection: number for number, projection in enumerate(Projection)}
+"""Number of each matrix of a block, from which its dropout masks are derived."""
 
 
 class LoraLinear(nn.Linear):
     codes: nn.Parameter
     scales: nn.Parameter
 
-    def __init__(self, inputs: int, outputs: int, lora: LoraConfig, bias: bool = False) -> None:
+    def __init__(self, inputs: int, outputs: int, lora: LoraConfig, projection: Projection, bias: bool = False) -> None:
         super().__init__(inputs, outputs, bias)
         self.lora_a = nn.Parameter(torch.empty(lora.rank, inputs))
         self.lora_b = nn.Parameter(torch.empty(outputs, lora.rank))
-        self.scale = lora.scale
+        self.scale, self.training_scale, self.dropout = lora.scale, lora.training_scale, lora.dropout
+        self.number = NUMBERS[projection]
+        self.columns = range(inputs)
+        """Columns of the input that this rank has. Tensor parallelism splits those of Output and Down."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self._frozen(x) + self.scale * F.linear(F.linear(x, self.lora_a), self.lora_b)
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        """Compute x `[batch, length, inputs]`. `keys` `[batch, length]`, if given, are those of dropout in the layer.
+
+        Tensor parallelism replaces positional arguments, so `keys` has to be a keyword argument.
+        """
+        if keys is None:
+            return self._frozen(x) + self.scale * F.linear(F.linear(x, self.lora_a), self.lora_b)
+        mask = keep_mask(derived(keys, self.number), self.columns, self.dropout)
+        if isinstance(x, DTensor):
+            mask = DTensor.from_local(mask, x.device_mesh, x.placements, run_check=False)
+        # A product, and not a choice of elements, because DTensor would first sum the gradient over the tensor group.
+        return self._frozen(x) + self.training_scale * F.linear(F.linear(x * mask, self.lora_a), self.lora_b)
 
     def _frozen(self, x: Tensor) -> Tensor:
         if self.weight is None:
@@ -37,7 +55,13 @@ class LoraLinear(nn.Linear):
 def linear(inputs: int, outputs: int, lora: LoraConfig | None, projection: Projection, bias: bool = False) -> nn.Linear:
     if lora is None or projection not in lora.targets:
         return nn.Linear(inputs, outputs, bias)
-    return LoraLinear(inputs, outputs, lora, bias)
+    return LoraLinear(inputs, outputs, lora, projection, bias)
+
+
+def product(x: Tensor, layer: nn.Linear, keys: Tensor | None) -> Tensor:
+    """Return the result of a layer, with dropout if the layer has adapters and `keys` (see `LoraLinear.forward`)."""
+    result: Tensor = layer(x, keys=keys) if isinstance(layer, LoraLinear) else layer(x)
+    return result
 
 
 def freeze(model: nn.Module) -> None:

@@ -50,13 +50,14 @@ class OverlappedProducts(Products):
     """Matrix products of a layer in a tensor group, which overlap with the group's collectives.
 
     The layer's input and its result are split along the sequence: each rank has `[batch, length / ranks, dim]`. In
-    between, the features are split: each rank has `[batch, length, features / ranks]`.
+    between, the features are split: each rank has `[batch, length, features / ranks]`. There is no dropout, because
+    adapters are refused (`layouts.py`).
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self._group = mesh.get_group().group_name
 
-    def columns(self, x: Tensor, weights: Sequence[nn.Linear]) -> Sequence[Tensor]:
+    def columns(self, x: Tensor, weights: Sequence[nn.Linear], keys: Tensor | None) -> Sequence[Tensor]:
         own_tokens = local(x)
         products = _Columns.apply(_rows(own_tokens), self._group, *(local(linear.weight) for linear in weights))
         return [
@@ -64,7 +65,7 @@ class OverlappedProducts(Products):
             for product, linear in zip(products, weights, strict=True)
         ]
 
-    def rows(self, x: Tensor, weight: nn.Linear) -> Tensor:
+    def rows(self, x: Tensor, weight: nn.Linear, keys: Tensor | None) -> Tensor:
         product: Tensor = _Rows.apply(_rows(x), self._group, local(weight.weight))
         result = _sequences(product, len(x)).contiguous()
         if weight.bias is None:

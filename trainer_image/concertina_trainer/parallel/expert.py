@@ -54,11 +54,11 @@ class AllToAll:
     def __init__(self, mesh: DeviceMesh, times: StepTimes) -> None:
         self._group, self._size, self._times = mesh.get_group(), mesh.size(), times
 
-    def __call__(self, rows: Tensor, counts: Tensor, experts: nn.Module) -> Tensor:
+    def __call__(self, rows: Tensor, counts: Tensor, experts: nn.Module, keys: Tensor | None) -> Tensor:
         """Send rows `[n, dim]` to the ranks of their experts, and return the results in the order of the rows.
 
         The rows are sorted by expert. `counts`, int64 `[all experts]`, is the number of rows of each expert of the
-        layer.
+        layer. `keys` `[n]`, if given, travel with the rows.
         """
         received = torch.empty_like(counts)
         with self._times.measured(StepPart.ALL_TO_ALL):
@@ -69,15 +69,17 @@ class AllToAll:
         # Rows arrive sorted by sending rank, and then by expert. The experts take them sorted by expert.
         numbers = torch.arange(by_rank.size(1), device=rows.device).repeat(self._size)
         order = numbers.repeat_interleave(received, output_size=len(arrived)).argsort(stable=True)
-        results = experts(arrived.index_select(0, order), by_rank.sum(0))
+        if keys is not None:
+            keys = self.exchange(keys, received_counts, sent_counts).index_select(0, order)
+        results = experts(arrived.index_select(0, order), by_rank.sum(0), keys)
         back: Tensor = _Exchange.apply(results.index_select(0, order.argsort()), sent_counts, received_counts, self)
         return back
 
     def exchange(self, rows: Tensor, received_counts: Sequence[int], sent_counts: Sequence[int]) -> Tensor:
-        """Exchange rows with all ranks of the expert group, by an all-to-all.
+        """Exchange rows, or their keys, with all ranks of the expert group, by an all-to-all.
 
-        The first sent_counts[0] of the rows `[sum(sent_counts), dim]` go to rank 0, the next sent_counts[1] rows to
-        rank 1, and so on. The result is `[sum(received_counts), dim]`, with received_counts[r] rows from rank r, in the
+        The first sent_counts[0] of the rows `[sum(sent_counts), ...]` go to rank 0, the next sent_counts[1] rows to
+        rank 1, and so on. The result is `[sum(received_counts), ...]`, with received_counts[r] rows from rank r, in the
         order of ranks.
         """
         received = rows.new_empty(sum(received_counts), *rows.shape[1:])

@@ -82,11 +82,15 @@ def _cut_adapter(module: LoraLinear, mesh: DeviceMesh) -> None:
     """Split the matrices A and B of an adapter over the tensor group, on the meta device.
 
     If the layer's weight is split by outputs, B `[outputs, rank]` is split by outputs too, and A stays whole. If the
-    weight is split by inputs, A `[rank, inputs]` is split by inputs too, and B stays whole.
+    weight is split by inputs, A `[rank, inputs]` is split by inputs too, B stays whole, and this rank has a part of the
+    input's columns.
     """
     weight = module.weight
     assert isinstance(weight, DTensor)
     rowwise = weight.placements == (Shard(1),)
+    if rowwise:
+        width = len(module.columns) // mesh.size()
+        module.columns = module.columns[width * mesh.get_local_rank() :][:width]
     cuts = {"lora_a": Shard(1) if rowwise else Replicate(), "lora_b": Replicate() if rowwise else Shard(0)}
     for name, placement in cuts.items():
         whole = torch.empty(getattr(module, name).shape, device="meta")
@@ -96,7 +100,7 @@ def _cut_adapter(module: LoraLinear, mesh: DeviceMesh) -> None:
 def _layers(feed_forward: Any) -> dict[str, Any]:
     plans: dict[str, Any] = {
         "attention": PrepareModuleInput(
-            input_layouts=(Shard(1), None, None), desired_input_layouts=(Replicate(), None, None)
+            input_layouts=(Shard(1), None, None, None), desired_input_layouts=(Replicate(), None, None, None)
         ),
         "attention.query": ColwiseParallel(),
         "attention.key": ColwiseParallel(),
@@ -112,7 +116,7 @@ def _layers(feed_forward: Any) -> dict[str, Any]:
 
 def _feed_forward(name: str) -> dict[str, Any]:
     return {
-        name: PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+        name: PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)),
         f"{name}.gate": ColwiseParallel(),
         f"{name}.up": ColwiseParallel(),
         f"{name}.down": RowwiseParallel(output_layouts=Shard(1)),
@@ -125,15 +129,17 @@ def _route_own_tokens(moe: MixtureOfExperts, mesh: DeviceMesh) -> None:
     Tensor parallelism does not split experts. Expert parallelism and FSDP distribute them over ranks, and the ranks of
     the tensor group are among these.
     """
-    for name, parameter in list(moe.router.named_parameters()):
-        whole = distribute_tensor(parameter, mesh, [Replicate()], src_data_rank=None)
-        moe.router.register_parameter(name, nn.Parameter(whole))
+    for module in (moe.router, moe):
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            whole = distribute_tensor(parameter, mesh, [Replicate()], src_data_rank=None)
+            module.register_parameter(name, nn.Parameter(whole))
 
-    def own(module: nn.Module, arguments: tuple[DTensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
-        x, weights = arguments
-        return x.to_local(), None if weights is None else weights.chunk(mesh.size(), 1)[mesh.get_local_rank()]
+    def own(module: nn.Module, arguments: tuple[DTensor, *tuple[Tensor | None, ...]]) -> tuple[Tensor | None, ...]:
+        x, *of_tokens = arguments
+        return x.to_local(), *of_tokens
 
     moe.register_forward_pre_hook(own)
+    moe.own_tokens = lambda values: values.chunk(mesh.size(), 1)[mesh.get_local_rank()]
 
 
 def _arrived(embedding: nn.Module, arguments: Any, output: Tensor) -> Tensor:

@@ -212,10 +212,10 @@ class Ledger(TorchDispatchMode):
         """
         original = AllToAll.__call__
 
-        def call(way: AllToAll, rows: Tensor, counts: Tensor, experts: Experts) -> Tensor:
+        def call(way: AllToAll, rows: Tensor, counts: Tensor, experts: Experts, keys: Tensor | None) -> Tensor:
             self._routing = True
             try:
-                back = original(way, rows, counts, experts)
+                back = original(way, rows, counts, experts, keys)
             finally:
                 self._routing = False
             if not self._backward:

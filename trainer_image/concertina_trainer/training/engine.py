@@ -13,6 +13,7 @@ from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batch import BatchPlan
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model.attention import Context
+from concertina_trainer.model.dropout import keys_of_tokens
 from concertina_trainer.model.loss import correct_weights
 from concertina_trainer.model.optimizer import LocalOptimizer
 from concertina_trainer.model.own import OwnModel
@@ -45,8 +46,11 @@ class Engine(Protocol):
 class WholeModel:
     """Engine for training without pipeline parallelism, in which each rank computes all layers."""
 
-    def __init__(self, model: Stages, optimizer: LocalOptimizer, sums: Sums, world: DistContext) -> None:
-        self._model = model.whole
+    def __init__(
+        self, model: Stages, optimizer: LocalOptimizer, sums: Sums, world: DistContext, dropout_seed: int | None = None
+    ) -> None:
+        """Store the parts of the engine. `dropout_seed` is the seed of dropout in training, or None for no dropout."""
+        self._model, self._dropout_seed = model.whole, dropout_seed
         self._optimizer, self._sums, self._world = optimizer, sums, world
         self._counts = world.degrees.place(world.rank).tensor == 0
         """True if this rank's loss is counted.
@@ -59,7 +63,7 @@ class WholeModel:
         for i, microbatch in enumerate(microbatches):
             self._sums.begin(self._model, i, len(microbatches))
             with times.measured(StepPart.FORWARD):
-                loss = self._loss(microbatch)
+                loss = self._loss(microbatch, self._dropout_seed)
             with times.measured(StepPart.BACKWARD):
                 torch.autograd.backward(loss)
             if isinstance(self._model, OwnModel):
@@ -70,28 +74,32 @@ class WholeModel:
 
     def evaluated(self, microbatches: Sequence[Microbatch]) -> tuple[list[Tensor], list[Tensor]]:
         with correct_weights() as correct:
-            losses = [self._loss(microbatch.to(self._world.device)) for microbatch in microbatches]
+            losses = [self._loss(microbatch.to(self._world.device), None) for microbatch in microbatches]
         return (losses, correct) if self._counts else ([], [])
 
-    def _loss(self, microbatch: Microbatch) -> Tensor:
+    def _loss(self, microbatch: Microbatch, dropout_seed: int | None) -> Tensor:
         if isinstance(self._model, OwnModel):
             return cast(Tensor, self._model(microbatch))
-        tokens, targets, weights = own_part(microbatch, self._model.context)
-        loss: Tensor = self._model(tokens, microbatch.document_ids, targets, weights)
+        tokens, targets, weights, keys = own_part(microbatch, self._model.context, dropout_seed)
+        loss: Tensor = self._model(tokens, microbatch.document_ids, targets, weights, keys)
         return loss
 
 
 class Pipelined:
     """Engine for training with pipeline parallelism, in which a rank computes some layers of every microbatch."""
 
-    def __init__(self, model: Stages, tied: bool, schedule: Schedule, world: DistContext) -> None:
+    def __init__(
+        self, model: Stages, tied: bool, schedule: Schedule, world: DistContext, dropout_seed: int | None = None
+    ) -> None:
+        """Store the parts of the engine. `dropout_seed` is the seed of dropout in training, or None for no dropout."""
+        self._dropout_seed = dropout_seed
         self._model, self._tied, self._schedule, self._world = model, tied, schedule, world
         self._first, self._last = (any(getattr(part.part, end) for part in model.parts) for end in ("first", "last"))
         self._counts = self._last and world.degrees.place(world.rank).tensor == 0
 
     def forward_backward(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
         with self._world.times.measured(StepPart.PIPELINE):
-            losses = self._run(self._schedule.step, microbatches)
+            losses = self._run(self._schedule.step, microbatches, self._dropout_seed)
             if self._tied:
                 sum_tied(self._model, self._world)
         return losses
@@ -99,39 +107,52 @@ class Pipelined:
     def evaluated(self, microbatches: Sequence[Microbatch]) -> tuple[list[Tensor], list[Tensor]]:
         on_device = [microbatch.to(self._world.device) for microbatch in microbatches]
         with correct_weights() as correct:
-            losses = self._run(self._schedule.eval, on_device)
+            losses = self._run(self._schedule.eval, on_device, None)
         return losses, correct if self._counts else []
 
-    def _run(self, run: Callable[..., Any], microbatches: Sequence[Microbatch]) -> list[Tensor]:
+    def _run(
+        self, run: Callable[..., Any], microbatches: Sequence[Microbatch], dropout_seed: int | None
+    ) -> list[Tensor]:
         losses: list[Tensor] = []
         arguments: list[tuple[Tensor, ...]] = []
         keywords: list[dict[str, Tensor]] = []
         for microbatch in microbatches:
-            tokens, targets, weights = own_part(microbatch, self._model.context)
+            tokens, targets, weights, keys = own_part(microbatch, self._model.context, dropout_seed)
             arguments.append((tokens,) if self._first else ())
             # torch passes the same arguments to all stages of a rank.
-            ids = {} if microbatch.document_ids is None else {"document_ids": microbatch.document_ids}
-            keywords.append(ids | {"weights": weights} | ({"targets": targets} if self._last else {}))
+            optional = {"document_ids": microbatch.document_ids, "keys": keys}
+            given = {name: tensor for name, tensor in optional.items() if tensor is not None}
+            keywords.append(given | {"weights": weights} | ({"targets": targets} if self._last else {}))
         targets_of = [None] * len(microbatches) if self._last else None
         # The outputs of the last stage are the losses. With return_outputs, torch would concatenate them.
         run(arg_mbs=arguments, kwarg_mbs=keywords, target_mbs=targets_of, losses=losses, return_outputs=False)
         return [loss.detach() for loss in losses] if self._counts else []
 
 
-def own_part(microbatch: Microbatch, context: Context | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the tokens, targets and weights that this rank computes, each `[rows, length]`.
+def own_part(
+    microbatch: Microbatch, context: Context | None, dropout_seed: int | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the tokens, targets, weights and keys of dropout that this rank computes, each `[rows, length]`.
 
-    Under context parallelism each is `[rows, length / size]`: the columns of this rank (see `Context.take`).
+    The keys are None without a seed. Under context parallelism each is `[rows, length / size]`: the columns of this
+    rank (see `Context.take`).
     """
     tokens, targets, weights = microbatch.tokens[:, :-1], microbatch.tokens[:, 1:], microbatch.weights
+    keys = None
+    if dropout_seed is not None:
+        rows, length = weights.shape
+        keys = keys_of_tokens(microbatch.samples, dropout_seed, rows, length, weights.device)
     if context is None:
-        return tokens, targets, weights
-    return context.take(tokens), context.take(targets), context.take(weights)
+        return tokens, targets, weights, keys
+    own_keys = None if keys is None else context.take(keys)
+    return context.take(tokens), context.take(targets), context.take(weights), own_keys
 
 
 def engine_of(
     model: Stages, optimizer: LocalOptimizer, sums: Sums, config: TrainerConfig, plan: BatchPlan, world: DistContext
 ) -> Engine:
+    lora = config.model.lora
+    dropout_seed = config.seed if lora is not None and lora.dropout else None
     if world.meshes.pipeline is None:
-        return WholeModel(model, optimizer, sums, world)
-    return Pipelined(model, config.model.tie_embeddings, schedule(model, config, plan, world), world)
+        return WholeModel(model, optimizer, sums, world, dropout_seed)
+    return Pipelined(model, config.model.tie_embeddings, schedule(model, config, plan, world), world, dropout_seed)

@@ -131,7 +131,7 @@ def test_logits_are_those_of_transformers(tmp_path, monkeypatch, name):
 ALL = ["Query", "Key", "Value", "Output", "Gate", "Up", "Down"]
 ADAPTED = {
     "phi3": (3, ["Query", "Value", "Up"]), "qwen2": (3, ["Query", "Value", "Up"]),
-    "qwen3_moe": (8, ALL), "glm4_moe": (8, ALL), "gpt_oss": (8, ALL[:4]),
+    "qwen3_moe": (8, ALL), "glm4_moe": (8, ALL), "gpt_oss": (8, ALL[:4]), "qwen2_moe": (8, ALL),
 }  # fmt: skip
 
 

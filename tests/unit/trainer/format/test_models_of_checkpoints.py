@@ -19,6 +19,11 @@ def checked(stored, mine):
     [
         (LORA, {"lora": {"rank": 16}}, r"lora\.alpha is 16\.0, and spec\.trainer\.model\.lora\.alpha is 32\.0: set it"),
         (EXPERTS, {"experts": {"count": 4, "activePerToken": 1}}, r"experts\.activePerToken is 2, and .* is 1: set"),
+        (
+            EXPERTS,
+            {"experts": {"count": 4, "shareScale": 2.5}},
+            r"experts\.shareScale is 1\.0, and .* is 2\.5: set it to",
+        ),
         (EXPERTS, {"experts": {"count": 4, "scores": "Sigmoid"}}, r'experts\.scores is "Softmax", and .* is "Sigmoid"'),
         ({"ropeTheta": 1e4}, {"ropeTheta": 5e5}, r"ropeTheta is 10000\.0"),
         ({"ropeScaling": {"type": "Linear", "factor": 2}}, {}, r'ropeScaling\.type is "Linear", and .* is absent: set'),
@@ -35,6 +40,7 @@ def test_one_that_computes_otherwise_is_refused(stored, mine, says):
     ("stored", "mine"),
     [
         (LORA, LORA),
+        (LORA, {"lora": {**LORA["lora"], "dropout": 0.1}}),
         ({}, LORA),  # Adapters begin with their initial values.
         (LORA, {}),  # The names of its adapters are refused with the weights.
         (EXPERTS, {"experts": {"count": 4, "activePerToken": 2, "balanceLoss": 0.5}}),

@@ -37,6 +37,14 @@ def gpt_oss(layers, experts):
     )  # fmt: skip
 
 
+def glm(layers, dim, hidden, **fields):
+    return sizes(
+        layers, dim, 96, 8, hidden, 151552, model_type="glm4_moe", head_dim=128, attention_bias=True,
+        partial_rotary_factor=0.5, rms_norm_eps=1e-5, rope_theta=1000000, num_experts_per_tok=8, n_shared_experts=1,
+        norm_topk_prob=True, n_group=1, topk_group=1, num_nextn_predict_layers=1, **fields,
+    )  # fmt: skip
+
+
 PUBLISHED = {
     "Llama 3.1 8B": (
         8_030_261_248,
@@ -72,6 +80,20 @@ PUBLISHED = {
         sizes(48, 2048, 32, 4, 6144, 151936, model_type="qwen3_moe", head_dim=128, num_experts=128, norm_topk_prob=True,
               num_experts_per_tok=8, moe_intermediate_size=768, mlp_only_layers=[], decoder_sparse_step=1),
     ),
+    "Qwen2 57B A14B": (
+        57_408_658_944,
+        sizes(28, 3584, 28, 4, 18944, 151936, model_type="qwen2_moe", num_experts=64, num_experts_per_tok=8,
+              moe_intermediate_size=2560, shared_expert_intermediate_size=20480, norm_topk_prob=False,
+              decoder_sparse_step=1, use_sliding_window=False, sliding_window=65536, max_window_layers=28,
+              rope_theta=1000000.0),
+    ),
+    "Qwen1.5 MoE A2.7B": (
+        14_315_784_192,
+        sizes(24, 2048, 16, 16, 5632, 151936, model_type="qwen2_moe", num_experts=60, num_experts_per_tok=4,
+              moe_intermediate_size=1408, shared_expert_intermediate_size=5632, norm_topk_prob=False,
+              decoder_sparse_step=1, use_sliding_window=False, sliding_window=32768, max_window_layers=21,
+              rope_theta=1000000.0),
+    ),
     "Phi 3 mini 4k": (
         3_821_079_552,
         sizes(32, 3072, 32, 32, 8192, 32064, model_type="phi3", sliding_window=2047, rope_scaling=None),
@@ -94,6 +116,16 @@ PUBLISHED = {
     ),
     "gpt-oss 20b": (20_914_757_184, gpt_oss(24, 32)),
     "gpt-oss 120b": (116_829_156_672, gpt_oss(36, 128)),
+    "GLM 4.5": (
+        352_797_814_784,
+        glm(92, 5120, 12288, moe_intermediate_size=1536, n_routed_experts=160, first_k_dense_replace=3,
+            use_qk_norm=True, routed_scaling_factor=2.5),
+    ),
+    "GLM 4.5 Air": (
+        106_852_245_504,
+        glm(46, 4096, 10944, moe_intermediate_size=1408, n_routed_experts=128, first_k_dense_replace=1,
+            use_qk_norm=False, routed_scaling_factor=1.0),
+    ),
     "GLM 4 9B 0414": (
         9_400_279_040,
         sizes(40, 4096, 32, 2, 13696, 151552, model_type="glm4", head_dim=128, attention_bias=True,
@@ -133,6 +165,18 @@ def test_windows_are_those_of_each_layer():
             {"mlp_only_layers": [0]},
             r"mlp_only_layers is \[0\], and the bundled decoder supports only \[\]",
         ),
+        (
+            "Qwen2 57B A14B",
+            {"decoder_sparse_step": 2},
+            "decoder_sparse_step is 2, and the bundled decoder supports onl",
+        ),
+        (
+            "Qwen2 57B A14B",
+            {"shared_expert_intermediate_size": 20000},
+            "shared_expert_intermediate_size is 20000, and the bundled decoder supports a multiple of the width of an "
+            "expert, which is 2560",
+        ),
+        ("Qwen2 57B A14B", {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size is 0, and the bun"),
         ("Phi 3 mini 4k", {"rope_scaling": {"type": "longrope"}}, 'rope_type is "longrope", and the bundled decoder'),
         (
             "Phi 3 mini 4k",
@@ -186,6 +230,7 @@ def test_windows_are_those_of_each_layer():
         ("gpt-oss 20b", {"rope_scaling": None}, 'rope_type is "default", and the bundled decoder supports only "yarn"'),
         ("gpt-oss 20b", {"attention_bias": False}, "attention_bias is false, and the bundled decoder supports only tr"),
         ("gpt-oss 20b", {"sliding_window": None}, "sliding_window is null, and the bundled decoder needs a number"),
+        ("GLM 4.5", {"n_group": 8}, "n_group is 8, and the bundled decoder supports only 1"),
         ("GLM 4 9B 0414", {"model_type": "deepseek_v3"}, 'model_type is "deepseek_v3", and the bundled decoder supp'),
     ],
 )

@@ -12,6 +12,7 @@ from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.trainer import Compile, TrainerConfig
 from concertina_trainer.model import attention
 from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.dropout import keys_of_tokens
 from concertina_trainer.parallel import compiled
 
 LENGTH, ROWS = 32, 2
@@ -19,12 +20,17 @@ SMALL = {"layers": 3, "dim": 32, "heads": 4, "kvHeads": 2, "vocabSize": 64, "seq
 FAMILIES = {
     "dense": {},
     "LoRA": {"lora": {"rank": 2}},
+    "dropout": {"lora": {"rank": 2, "dropout": 0.4}},
+    "dropout and experts": {
+        "lora": {"rank": 8, "dropout": 0.4},
+        "experts": {"count": 4, "hiddenDim": 24, "shared": 1, "firstDense": 1, "biasRate": 0.0},
+    },
     "windows": {"window": {"size": 5, "fullEvery": 2}, "qkNorm": True, "postNorms": True, "attentionSoftCap": 0.1},
     "sinks": {"attentionSinks": True, "outputBias": True, "experts": {"count": 4, "clampedSwiglu": {}}},
     "experts": {"experts": {"count": 4, "hiddenDim": 24, "shared": 1, "firstDense": 1, "biasRate": 0.01}},
 }
 
-GRAPHS = {"dense": 1, "LoRA": 2, "windows": 1, "sinks": 1, "experts": 2}
+GRAPHS = {"dense": 1, "LoRA": 2, "dropout": 2, "dropout and experts": 2, "windows": 1, "sinks": 1, "experts": 2}
 """Number of graphs of each family.
 
 With LoRA, the input of the first block has no gradient. The first block of the family with experts has none.
@@ -55,9 +61,11 @@ def batch(seed):
     return tokens[:, :-1], documents, tokens[:, 1:], torch.rand(ROWS, LENGTH, generator=generator)
 
 
-def step(model, seed):
+def step(model, seed, family):
     model.zero_grad()
-    loss = model(*batch(seed))
+    drops = FAMILIES[family].get("lora", {}).get("dropout")
+    keys = keys_of_tokens([seed], 7, ROWS, LENGTH, torch.device("cpu")) if drops else None
+    loss = model(*batch(seed), keys)
     loss.backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad} | {"loss": loss.detach()}
 
@@ -67,12 +75,12 @@ def step(model, seed):
 def test_blocks_compute_the_same_in_one_graph_for_all_batches(family, activations):
     """A break in a graph is an error, because blocks are compiled with fullgraph."""
     model = decoder(family, activations)
-    expected = step(model, seed=2)
+    expected = step(model, 2, family)
     compiled.compile_blocks(model)
-    step(model, seed=1)
+    step(model, 1, family)
     graphs = compiled.graphs()
     assert graphs == GRAPHS[family], "the blocks share graphs"
-    found = step(model, seed=2)
+    found = step(model, 2, family)
     assert compiled.graphs() == graphs, "another batch, with other documents"
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=lambda said, of=name: f"{of}: {said}")

@@ -48,8 +48,9 @@ def outcome(forward, moe, x, weights, loss):
 
 KINDS = [
     {"count": 5},
-    {"count": 8, "active_per_token": 3, "scores": "Sigmoid", "bias_rate": 0.1},
+    {"count": 8, "active_per_token": 3, "scores": "Sigmoid", "bias_rate": 0.1, "share_scale": 2.5},
     {"count": 4, "active_per_token": 1, "shared": 2, "balance_loss": 1.0},
+    {"count": 4, "shared": 1, "shared_gate": True},
     {"count": 3, "active_per_token": 3, "balance_loss": 0.0},
 ]
 

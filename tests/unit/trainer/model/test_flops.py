@@ -22,7 +22,9 @@ MODELS = {
     "soft caps and post-norms": {"attentionSoftCap": 9.0, "logitSoftCap": 9.0, "postNorms": True, "normOffset": True},
     "wide heads with adapters": {"headDim": 32, "kvHeads": 2, "qkvBias": True, "lora": LORA},
     "experts": {"experts": {"count": 8, "activePerToken": 2, "hiddenDim": 32}},
-    "experts beside dense layers": {"experts": {"count": 4, "shared": 1, "firstDense": 1, "biasRate": 0.1}},
+    "experts beside dense layers": {
+        "experts": {"count": 4, "shared": 1, "sharedGate": True, "firstDense": 1, "biasRate": 0.1}
+    },
     "gpt-oss": {
         "kvHeads": 2,
         "qkvBias": True,
