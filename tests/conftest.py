@@ -58,6 +58,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: order.index(item.nodeid.partition("::")[0]))
 
 
+def pytest_collection() -> None:
+    """Import all tests without the garbage collector, which takes a sixth of the time and frees next to nothing."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
 def _case(item: pytest.Item) -> suite.Case:
     mark = item.get_closest_marker("long")
     return suite.Case(item.nodeid, mark and str(mark.kwargs.get("law", "")))

@@ -1,4 +1,4 @@
-"""The concertina command against a real API server, as a process of its own: its output and its exit status."""
+"""The concertina command against a real API server: its output and its exit status."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from concertina.api.status import JobStatus, rfc3339
 def test_run_status_suspend_resume_scale(cli: Cli) -> None:
     assert "has no TrainingJobs" in cli("status").stdout
     assert "demo is applied, generation 1" in cli("run", str(DEMO), "--detach").stdout
-    assert "generation 1" in cli("run", "-", "--detach", stdin=DEMO.read_text()).stdout, "nothing has changed"
     assert "the operator has not seen it yet" in cli("status", "demo").stdout
+    assert "generation 1" in cli("run", "-", "--detach", stdin=DEMO.read_text()).stdout, "nothing has changed"
 
     cli.write("demo", status("Running", "3 of 3 replicas train", "Running"))
     row = cli("status").stdout.splitlines()[1].split()

@@ -127,7 +127,7 @@ SCRIPTS = {
     "threads of torch, as it says before": f"""
         os.environ['OMP_NUM_THREADS'] = '3'{THREADS}""",
     "the collector": """
-        import gc, torch
+        import gc, numpy
         print(gc.isenabled(), gc.get_threshold(), gc.get_debug(), gc.callbacks, gc.garbage)
         class Cycle:
             def __init__(self):
