@@ -1,4 +1,4 @@
-"""Seconds from a fault to the first step of the next round, on the local cluster, compared with torchrun and torchft.
+"""Seconds from a fault to the first step of the next round, on the local cluster, compared with other tools.
 
     python benchmarks/recovery.py [--runs 10] [--peer-runs 3] [--scenarios ...] [--json FILE] [--only ...]
 
@@ -20,6 +20,11 @@ The rows are measured for these kinds of training:
 - concertina, script with run and state: the same script calls `trainingjob.run`, so that survivors keep their process.
 - torchrun: the same script under three torchrun agents, with default settings and tuned.
 - torchft 0.2.0: the same model under three replica groups. torchft is installed into a separate folder on first use.
+- nvidia-resiliency-ext 0.4.1: the same model under its in-process wrapper, with default settings and tuned. Its world is
+  fixed: a lost rank is not replaced. It is installed into a separate folder on first use.
+
+In the row `behind a shell line`, a shell line with a condition starts the script. Other rows show seconds within a
+recovery: from the evidence of a failure to the last Assign, and for `join` from the start of the container.
 
 For scripts, one worker is also killed right after the first steps, before any modules are imported in advance. That is
 a separate row.
@@ -41,10 +46,21 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
+import recovery_nvidia
 import recovery_torchft
 import recovery_torchrun
 import report
-from recovery_concertina import PARTS, Bench, Recovery, Traced, bundled, commit_share, own_command, with_state
+from recovery_concertina import (
+    PARTS,
+    Bench,
+    Recovery,
+    Traced,
+    bundled,
+    commit_share,
+    own_command,
+    shell_line,
+    with_state,
+)
 from recovery_faults import BLOWS
 from rich.console import Console
 
@@ -55,12 +71,15 @@ SCENARIOS = (*BLOWS, "join")
 SCRIPT_SCENARIOS = ("worker", "member", "coordinator", "node", "join")
 SCRIPTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "script": own_command,
+    "script behind a shell line": shell_line,
     "script with state, DDP": functools.partial(with_state, "ddp", 0.05, False),
     "script with state, FSDP2": functools.partial(with_state, "fsdp2", 0.05, False),
     "script with run and state, DDP": functools.partial(with_state, "ddp", 0.05, True),
     "script with run and state, FSDP2": functools.partial(with_state, "fsdp2", 0.05, True),
     "script with state, DDP, steps of 0.2 s": functools.partial(with_state, "ddp", 0.2, False),
     "script with state, FSDP2, steps of 0.2 s": functools.partial(with_state, "fsdp2", 0.2, False),
+    "script with run and state, DDP, steps of 0.2 s": functools.partial(with_state, "ddp", 0.2, True),
+    "script with run and state, FSDP2, steps of 0.2 s": functools.partial(with_state, "fsdp2", 0.2, True),
 }
 LIMIT = 100.0
 CONSOLE = Console(stderr=True)
@@ -71,11 +90,11 @@ def main() -> None:
     """Run all rows, print the tables, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10, help="of each scenario under concertina")
-    parser.add_argument("--peer-runs", type=int, default=3, help="of each scenario for the script")
+    parser.add_argument("--peer-runs", type=int, default=10, help="of each scenario under another tool")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds after which torchrun counts as never")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=SCENARIOS, help="what dies")
-    parser.add_argument("--only", choices=["concertina", "script", "torchrun", "torchft"])
+    parser.add_argument("--only", choices=["concertina", "script", "torchrun", "torchft", "nvidia"])
     parser.add_argument("--scripts", nargs="+", choices=list(SCRIPTS), default=list(SCRIPTS), help="of one's own")
     parser.add_argument("--one-gpu", action="store_true", help="shared by the bundled trainer's replicas")
     options = parser.parse_args()
@@ -89,6 +108,8 @@ def main() -> None:
         measure_torchrun(options, totals)
     if options.only in (None, "torchft"):
         measure_torchft(options, totals)
+    if options.only in (None, "nvidia"):
+        measure_nvidia(options, totals)
     report.show("SIGKILL to the first step of the new world", totals)
     parts = {row: split(found) for row, found in recoveries.items()}
     for row, found in parts.items():
@@ -129,8 +150,8 @@ def measure_concertina(
                     for row, recovery in each("concertina", options.scenarios, options.runs, measured(bench)):
                         totals[row].append(recovery.total)
                         recoveries[row].append(recovery)
-                        if recovery.operator:
-                            totals[f"{row}, from the operator's start"].append(recovery.total - recovery.operator)
+                        for what, seconds in recovery.within.items():
+                            totals[f"{row}, {what}"].append(seconds)
             if options.only != "concertina":
                 measure_scripts(stage, traces, options, totals, scripts, commits)
     finally:
@@ -161,7 +182,7 @@ def measure_scripts(
             for row, recovery in each(title, scenarios, options.runs, functools.partial(traced, bench, trace)):
                 totals[row].append(recovery.total)
                 replayed[row].append(recovery.replayed)
-        if kind != "script":
+        if "state" in kind:
             commits[title] = commit_share(trace)
 
 
@@ -178,7 +199,11 @@ def each(title: str, scenarios: Sequence[str], runs: int, measure: Callable[[str
     for scenario in scenarios:
         for run in range(runs):
             begun = time.monotonic()
-            result = measure(scenario)
+            try:
+                result = measure(scenario)
+            except TimeoutError as error:  # The rows that were measured are worth more than the end of this one.
+                CONSOLE.log(f"{title}, {scenario}, run {run + 1} of {runs}: {error}")
+                break
             CONSOLE.log(f"{title}, {scenario}, run {run + 1} of {runs}: {result} ({time.monotonic() - begun:.0f} s)")
             yield f"{title}: {scenario}", result
 
@@ -207,6 +232,23 @@ def measure_torchft(options: argparse.Namespace, totals: dict[str, list[float]])
                 return
             CONSOLE.log(f"torchft, {scenario}, run {run + 1} of {options.peer_runs}: {seconds:.2f} s")
             totals[f"torchft {recovery_torchft.VERSION}: {scenario}"].append(seconds)
+
+
+def measure_nvidia(options: argparse.Namespace, totals: dict[str, list[float]]) -> None:
+    """Measure the in-process wrapper of nvidia-resiliency-ext if its package can be installed and works."""
+    for tuned in (True, False):
+        title = f"nvidia-resiliency-ext {recovery_nvidia.VERSION}, {'tuned' if tuned else 'as it comes'}, fixed world"
+        for scenario in (s for s in recovery_nvidia.SCENARIOS if s in options.scenarios):
+            for run in range(options.peer_runs):
+                try:
+                    seconds = recovery_nvidia.measure(scenario, tuned, options.limit)
+                except (subprocess.CalledProcessError, TimeoutError) as error:
+                    CONSOLE.log(f"{title} does not run here: {error}")
+                    return
+                CONSOLE.log(f"{title}, {scenario}, run {run + 1} of {options.peer_runs}: {seconds:.2f} s")
+                totals[f"{title}: {scenario}"].append(seconds)
+                if seconds == float("inf"):
+                    break
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ WARM = ("warm", "script_parent")
 """Events that an agent logs after it has imported modules in advance."""
 STEADY_STEPS = 90
 """Number of steps, summed over all ranks, before a fault is injected into a script."""
+OPERATOR_STARTED = "from the operator's start"
 SLOW = 5.0
 """Recovery time in seconds above which the operator's actions are printed."""
 WINDOW = 5
@@ -59,12 +61,12 @@ class Recovery:
     total: float
     replayed: float
     parts: dict[str, float]
-    operator: float = 0.0
-    """Seconds from the fault until an operator ran again, if the fault also affected the operator."""
+    within: dict[str, float] = field(default_factory=dict)
+    """Seconds between two moments of the recovery that are not the ends of one part, by name."""
 
     def __str__(self) -> str:
-        again = f", {self.total - self.operator:.2f} s of them with an operator" if self.operator else ""
-        return f"{self.total:.2f} s{again}, {self.replayed:.0f} steps replayed"
+        within = "".join(f", {seconds:.2f} s {name}" for name, seconds in self.within.items())
+        return f"{self.total:.2f} s{within}, {self.replayed:.0f} steps replayed"
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,14 @@ def own_command(trace: Path) -> dict[str, Any]:
     return job("script", {"command": command}, warmStart={"enabled": True})
 
 
+def shell_line(trace: Path) -> dict[str, Any]:
+    """Return a job of the same script behind a shell line with a condition, as nanoGPT's users write it."""
+    checkpoint = trace / "model.pt"
+    start = f"python3 -u {SCRIPTS / 'elastic_ddp.py'} --trace {trace} --checkpoint {checkpoint}"
+    line = f"from=scratch; if [ -f {checkpoint} ]; then from=resume; fi; echo from $from; {start}"
+    return job("shell-line", {"command": ["bash", "-c", line]}, warmStart={"enabled": True})
+
+
 def with_state(kind: str, pause: float, run: bool, trace: Path) -> dict[str, Any]:
     """Return a job of a script that uses `trainingjob.State`, and with `run` also `trainingjob.run`.
 
@@ -174,10 +184,13 @@ class Bench:
         at_work = until("a new round", RECOVERY_LIMIT, lambda: self._at_work_since(before["world"]["round"]))
         recovery = self._read(killed_at, at_work, before)
         if scenario == OPERATOR_TOO:
-            recovery = replace(recovery, operator=operator_started(self._stage) - killed_at)
-        if recovery.total - recovery.operator > SLOW:
+            started = operator_started(self._stage) - killed_at
+            recovery = replace(recovery, within={**recovery.within, OPERATOR_STARTED: recovery.total - started})
+        if recovery.within.get(OPERATOR_STARTED, recovery.total) > SLOW:
             self._explain(killed_at)
         self._revert()
+        if scenario == OPERATOR_TOO:
+            self._replace_operator()
         return recovery
 
     def join(self) -> Recovery:
@@ -191,13 +204,20 @@ class Bench:
         until("a new round", RECOVERY_LIMIT, lambda: self._at_work_since(before["world"]["round"]))
         replayed = self._status().get("stepsReplayed", 0)
         time.sleep(QUIET_JOIN_SECONDS)
-        warm, joined_in = self._joined(before)
+        joined, warm, joined_in = self._joined(before)
         at_work = until("its first step", RECOVERY_LIMIT, lambda: self._at_work_since(joined_in - 1))
         replayed = self._status().get("stepsReplayed", 0) - replayed
-        return Recovery(at_work.at - warm, replayed, self._parts(at_work, warm))
+        within = {"from the start of the container": at_work.at - self._container_started(joined)}
+        return Recovery(at_work.at - warm, replayed, self._parts(at_work, warm), within)
 
-    def _joined(self, before: dict[str, Any]) -> tuple[float, int]:
-        """Return the Unix time at which the replacement of a lost member was warm, and the round that it joined.
+    def _container_started(self, replica: str) -> float:
+        """Return the Unix time at which the replica's container trainer started, in whole seconds."""
+        pod = next(pod for pod in self._stage.pods(self._name) if pod["metadata"]["name"] == replica)
+        statuses = {status["name"]: status for status in pod["status"]["containerStatuses"]}
+        return unix_seconds(statuses["trainer"]["state"]["running"]["startedAt"])
+
+    def _joined(self, before: dict[str, Any]) -> tuple[str, float, int]:
+        """Return the replacement of a lost member, the Unix time at which it was warm, and the round that it joined.
 
         The replacement is warm when it has imported the modules that its workers need. For a script, another replica
         may have told it which modules these are.
@@ -214,7 +234,7 @@ class Bench:
         lines = _entries(self._log(joined))
         committed = unix_seconds(after["world"]["since"])
         warm = [line["t"] for line in lines if line.get("event") in WARM and line["t"] <= committed]
-        return warm[-1], after["world"]["round"]
+        return joined, warm[-1], after["world"]["round"]
 
     def recover_traced(self, scenario: str, trace: Path, cold: bool = False) -> Traced:
         """Inject a fault into a script's job, and measure its recovery from the steps in `trace`.
@@ -233,7 +253,7 @@ class Bench:
         since = self._inject("member" if scenario == "join" else scenario, before)
         known = before["world"]["round"]
         if scenario == "join":
-            since, joined_in = self._joined(before)
+            _, since, joined_in = self._joined(before)
             known = joined_in - 1
 
         def first() -> list[recovery_torchrun.Step]:
@@ -282,6 +302,12 @@ class Bench:
             if name in cluster.nodes() and process is None:
                 cluster.start_node(name)
 
+    def _replace_operator(self) -> None:
+        """Delete the operator's pod, because the kubelet restarts a container later after each of its failures."""
+        kubectl = functools.partial(self._stage.cluster.kubectl, "-n", stages.SYSTEM)
+        kubectl("delete", "pod", "--all", "--wait=true", "--timeout=60s")
+        kubectl("rollout", "status", "deployment/concertina", "--timeout=120s")
+
     def _at_work_since(self, known: int) -> RoundStarted | None:
         """Return the log line of the first finished step in a round after round `known`, or None before that."""
         for pod in self._stage.pods(self._name):
@@ -301,7 +327,12 @@ class Bench:
 
     def _read(self, killed_at: float, at_work: RoundStarted, before: dict[str, Any]) -> Recovery:
         replayed = self._status().get("stepsReplayed", 0) - before.get("stepsReplayed", 0)
-        return Recovery(at_work.at - killed_at, replayed, self._parts(at_work, killed_at))
+        assigned = [entry["t"] for entry in self._journal() if _is_assign(entry, at_work.round)]
+        failure = self._status().get("lastFailure", {})
+        within = {}
+        if assigned and failure.get("round") == before["world"]["round"]:
+            within["from the evidence to the last Assign"] = assigned[-1] - unix_seconds(failure["at"])
+        return Recovery(at_work.at - killed_at, replayed, self._parts(at_work, killed_at), within)
 
     def _parts(self, at_work: RoundStarted, since: float) -> dict[str, float]:
         parts = dict(at_work.seconds)
@@ -330,6 +361,11 @@ class Bench:
             if entry.get("round") == round_number and entry.get("event") in ("claimed", "committed"):
                 marks[entry["event"]] = float(entry["t"])
         return marks
+
+
+def _is_assign(entry: dict[str, Any], round_number: int) -> bool:
+    """Return whether an entry of the operator's log is about a call to Assign of a round."""
+    return entry.get("event") == "assign" and entry.get("round") == round_number
 
 
 def _instance_by_replica(status: dict[str, Any]) -> dict[str, str]:
