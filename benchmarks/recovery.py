@@ -20,8 +20,8 @@ The rows are measured for these kinds of training:
 - concertina, script with run and state: the same script calls `trainingjob.run`, so that survivors keep their process.
 - torchrun: the same script under three torchrun agents, with default settings and tuned.
 - torchft 0.2.0: the same model under three replica groups. torchft is installed into a separate folder on first use.
-- nvidia-resiliency-ext 0.4.1: the same model under its in-process wrapper, with default settings and tuned. Its world is
-  fixed: a lost rank is not replaced. It is installed into a separate folder on first use.
+- nvidia-resiliency-ext 0.4.1: the same model under its in-process wrapper, with default settings and tuned. Its world
+  is fixed: a lost rank is not replaced. It is installed into a separate folder on first use.
 
 In the row `behind a shell line`, a shell line with a condition starts the script. Other rows show seconds within a
 recovery: from the evidence of a failure to the last Assign, and for `join` from the start of the container.
