@@ -128,6 +128,7 @@ def feed_forward(config: ModelConfig, layer: int) -> FeedForward | MixtureOfExpe
 
 PRODUCTS = (
     torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
     torch.ops.aten._scaled_mm.default,
     torch.ops.aten._grouped_mm.default,
     torch.ops.symm_mem.fused_all_gather_matmul.default,
@@ -136,8 +137,13 @@ PRODUCTS = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.higher_order.flex_attention,
 )
-"""Operations whose results selective activation checkpointing keeps, because they are expensive to recompute."""
+"""Operations whose results selective activation checkpointing keeps, because they are expensive to recompute.
+
+In blocks that are not compiled, FlexAttention is a compiled function of its own, whose operations torch's activation
+checkpointing does not see. There the backward pass computes it again.
+"""
 
 
 def _keeping_products() -> Any:

@@ -8,14 +8,17 @@ operations in the same way (decision "MFU counts operations like FlopCounterMode
 - Attention counts 12 x heads x headDim x length for each layer and token when every token attends to all tokens of its
   sequence, as torchtitan and torch's `FlopCounterMode` count it. The trainer's own MFU counts half of that, because
   attention is causal, and less in layers with an attention window.
-- Embedding lookups, norms and elementwise operations count nothing. Recomputation in the backward pass counts nothing
-  either, whether activation checkpointing or an attention kernel does it.
+- Embedding lookups, norms and elementwise operations count nothing.
+- Recomputation in the backward pass counts nothing for the MFU. For the HFU (hardware FLOPs utilization), the products
+  that activation checkpointing repeats count (`recomputed_flops`). The scores of attention that a flash kernel computes
+  again in its backward pass count for neither.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from concertina_trainer.config.memory_config import Activations
 from concertina_trainer.config.model_config import FEED_FORWARD, ModelConfig, Projection
 
 if TYPE_CHECKING:
@@ -76,15 +79,47 @@ def token_flops(config: ModelConfig, full_attention: bool = False) -> float:
     frozen = config.multiplied_weights - config.multiplied_lora_weights if config.lora else 0
     unreached, attends = _before_the_first_adapter(config)
     products = 6.0 * config.multiplied_weights - 2.0 * (frozen + unreached)
-    keys = [float(config.sequence_length) if full_attention else _keys(config, i) for i in range(config.layers)]
+    keys = _keys(config, full_attention)
     return products + 4.0 * config.query_dim * (3 * sum(keys) - 2 * attends * keys[0])
 
 
-def _keys(config: ModelConfig, layer: int) -> float:
-    """Return the number of tokens that a token attends to, as the mean over the positions of a whole sequence."""
-    length, window = config.sequence_length, config.window_of(layer)
-    size = length if window is None else min(window.size, length)
-    return size - size * size / (2 * length)
+def recomputed_flops(config: ModelConfig, activations: Activations, full_attention: bool = False) -> float:
+    """Return the operations of one token that activation checkpointing repeats in the backward pass.
+
+    KeepProducts keeps the results of all matrix products and of attention, so it repeats none of these operations.
+    Recompute repeats the forward pass of each block up to the last tensor that the backward pass needs. This leaves out
+    the last product of a block if only the residual stream takes its result. `full_attention` has the meaning that it
+    has for `token_flops`.
+    """
+    if activations is not Activations.recompute:
+        return 0.0
+    in_blocks = config.multiplied_weights - config.vocab_size * config.dim
+    not_repeated = sum(_last_product(config, layer) for layer in range(config.layers))
+    return 2.0 * (in_blocks - not_repeated) + 4.0 * config.query_dim * sum(_keys(config, full_attention))
+
+
+def _last_product(config: ModelConfig, layer: int) -> int:
+    """Return the weights of a block's last matrix, or 0 if a norm or a router's weight takes its result."""
+    routed = config.experts is not None and config.routed(layer)
+    shared = config.experts.shared if config.experts is not None else 0
+    if config.post_norms or (routed and not shared):
+        return 0
+    if config.lora is not None and Projection.down in config.lora.targets:
+        return config.lora.rank * config.dim
+    return (shared * config.expert_dim if routed else config.resolved_hidden_dim) * config.dim
+
+
+def _keys(config: ModelConfig, full_attention: bool) -> list[float]:
+    """Return the number of tokens that a token attends to in each layer, as the mean over a whole sequence's positions.
+
+    If `full_attention` is True, it is the length of the sequence.
+    """
+    length, keys = config.sequence_length, []
+    for layer in range(config.layers):
+        window = config.window_of(layer)
+        size = length if window is None else min(window.size, length)
+        keys.append(float(length) if full_attention else size - size * size / (2 * length))
+    return keys
 
 
 def _before_the_first_adapter(config: ModelConfig) -> tuple[int, int]:

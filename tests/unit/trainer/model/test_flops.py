@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from concertina_trainer.config.memory_config import Activations
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.model.decoder import Decoder
-from concertina_trainer.model.flops import PEAK_FLOPS, peak_flops, token_flops
+from concertina_trainer.model.flops import PEAK_FLOPS, peak_flops, recomputed_flops, token_flops
 
 SMALL = {"layers": 3, "dim": 64, "heads": 4, "vocabSize": 512, "sequenceLength": 32}
 LORA = {"rank": 8}
@@ -42,14 +43,14 @@ MODELS = {
 }
 
 
-def counted(config: ModelConfig) -> tuple[float, float]:
-    """Return the operations of a token by torch's count: matrix products, and attention without recomputation.
+def counted(config: ModelConfig, activations: Activations = Activations.keep) -> tuple[float, float]:
+    """Return the operations of a token by torch's count: matrix products, and attention.
 
-    They run in float64, where the products of experts are plain ones, because torch's counter does not support grouped
-    ones.
+    The scores that the backward pass of an attention kernel computes again are not counted. The operations run in
+    float64, where the products of experts are plain ones, because torch's counter does not support grouped ones.
     """
     torch.manual_seed(0)
-    model = Decoder(config).double()
+    model = Decoder(config, activations=activations).double()
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.normal_(std=0.1)
@@ -73,6 +74,20 @@ def test_operations_agree_with_torch_s_counter(model: dict[str, object]) -> None
     products, attention = counted(config)
     assert token_flops(config, full_attention=True) == pytest.approx(products + attention, rel=1e-9)
     assert token_flops(config) == pytest.approx(products + attention / 2, rel=1e-9)
+
+
+@pytest.mark.parametrize("activations", [Activations.products, Activations.recompute])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
+def test_repeated_operations_agree_with_torch_s_counter(model: dict[str, object], activations: Activations) -> None:
+    config = ModelConfig.model_validate({**SMALL, **model})
+    (products, attention), (plain_products, plain_attention) = counted(config, activations), counted(config)
+    repeated = products - plain_products
+    # On a CPU, attention with a soft cap consists of batched products, which KeepProducts repeats.
+    if activations is Activations.recompute or "attentionSoftCap" not in model:
+        repeated += attention - plain_attention
+    assert recomputed_flops(config, activations, full_attention=True) == pytest.approx(repeated, rel=1e-9)
+    hidden = 2.0 * config.layers * config.query_dim * config.sequence_length * (activations is Activations.recompute)
+    assert recomputed_flops(config, activations) == pytest.approx(repeated - hidden, rel=1e-9)
 
 
 def test_a_window_hides_what_is_beyond_it() -> None:
