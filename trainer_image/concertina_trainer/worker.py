@@ -372,7 +372,8 @@ def assemble(
         )  # fmt: skip
     return TrainingRun(
         config, world, engine, built.optimizer, sums, batches, balance, ExpertLoads(built.model, config.model),
-        anomalies, digests, saving, reporter, LossScaling(config.precision, restored.loss_scale), evaluation,
+        anomalies, digests, saving, reporter,
+        LossScaling(config.precision, restored.loss_scale, own=config.model.entrypoint is not None), evaluation,
         built.checkpoint is not None and built.checkpoint.keep_best,
     )  # fmt: skip
 

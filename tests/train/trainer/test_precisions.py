@@ -50,6 +50,20 @@ def test_so_it_does_in_every_layout(parent, trainer, folder):
     check(parent, {**trainer, "model": model}, folder, layouts)
 
 
+def test_a_custom_model_may_add_up_its_losses_in_float16(parent, trainer, folder):
+    """The scale falls until the sum is in range, and no sample is left out."""
+    sgd = {"name": "SGD", "learningRate": 0.1, "warmupSteps": 1}
+    model = {"entrypoint": "workers.own:half_sum", "sequenceLength": 32}
+    configured = {**trainer, "steps": 4, "optimizer": sgd, "model": model}
+    plain = node.Job(folder / "plain", parent, {**configured, "precision": "Float32"}).run(1)
+    job = node.Job(folder / "half", parent, {**configured, "precision": "Float16"})
+    found = job.run(2)
+    assert set(found.codes.values()) == {0}, found.output
+    assert "is computed again with loss scale 32768: the loss overflowed" in found.output
+    assert found.losses == pytest.approx(plain.losses, rel=BOUND)
+    assert metadata(job).position == configured["steps"] * configured["globalBatchSize"]
+
+
 FLOAT8_BOUND = 2.0**-4
 """Relative error of an element in float8. A loss is a mean over tokens, whose errors mostly cancel."""
 
