@@ -288,8 +288,8 @@ class OwnModel(nn.Module):
             )
         if training and loss.dtype == torch.float16:
             raise InvalidInput(
-                f"the loss of {self.own.config.model.named} is float16, in which a loss times the loss scale overflows: "
-                "compute it in float32, as (losses.float() * microbatch.weights).sum()."
+                f"the loss of {self.own.config.model.named} is float16, in which a loss times the loss scale "
+                "overflows: compute it in float32, as (losses.float() * microbatch.weights).sum()."
             )
         return loss
 
