@@ -15,6 +15,7 @@ from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.trainer import Compile, TrainerConfig
 from concertina_trainer.model import attention
 from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.float8 import use_float8
 from concertina_trainer.parallel import compiled
 
 LENGTH, ROWS = 32, 2
@@ -25,9 +26,10 @@ FAMILIES = {
     "windows": {"window": {"size": 5, "fullEvery": 2}, "qkNorm": True, "postNorms": True, "attentionSoftCap": 0.1},
     "sinks": {"attentionSinks": True, "outputBias": True, "experts": {"count": 4, "clampedSwiglu": {}}},
     "experts": {"experts": {"count": 4, "hiddenDim": 24, "shared": 1, "firstDense": 1, "biasRate": 0.01}},
+    "Float8": {"hiddenDim": 48},
 }
 
-GRAPHS = {"dense": 1, "LoRA": 2, "windows": 1, "sinks": 1, "experts": 2}
+GRAPHS = {"dense": 1, "Float8": 1, "LoRA": 2, "windows": 1, "sinks": 1, "experts": 2}
 """Number of graphs of each family.
 
 With LoRA, the input of the first block has no gradient. The first block of the family with experts has none.
@@ -48,6 +50,8 @@ def decoder(family, activations=Activations.keep):
     model = Decoder(ModelConfig.model_validate({**SMALL, **FAMILIES[family]}), activations=activations)
     for value in (*model.parameters(), *model.buffers()):
         torch.nn.init.normal_(value, std=0.2)
+    if family == "Float8":
+        use_float8(model)
     return model
 
 
