@@ -59,7 +59,7 @@ from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.errors import RollBack
 from concertina_trainer.fitting import fitted
 from concertina_trainer.layouts import problems
-from concertina_trainer.model.flops import peak_flops, token_flops
+from concertina_trainer.model.flops import peak_flops, recomputed_flops, token_flops
 from concertina_trainer.model.optimizer import LocalOptimizer
 from concertina_trainer.model.own import OwnSpec, own_spec
 from concertina_trainer.model.stages import Stages
@@ -341,6 +341,7 @@ def round_info(built: Built, requested: Restore, restored: ShardMetadata) -> Rou
         built.model.own.own.flops() if built.model.own else token_flops(built.config.model),
         None if built.model.own else token_flops(built.config.model, full_attention=True),
         peak and built.world.size * peak,
+        None if built.model.own else recomputed_flops(built.config.model, built.config.memory.resolved_activations),
     )
 
 
@@ -371,7 +372,8 @@ def assemble(
         )  # fmt: skip
     return TrainingRun(
         config, world, engine, built.optimizer, sums, batches, balance, ExpertLoads(built.model, config.model),
-        anomalies, digests, saving, reporter, LossScaling(config.precision, restored.loss_scale), evaluation,
+        anomalies, digests, saving, reporter,
+        LossScaling(config.precision, restored.loss_scale, own=config.model.entrypoint is not None), evaluation,
         built.checkpoint is not None and built.checkpoint.keep_best,
     )  # fmt: skip
 

@@ -403,9 +403,11 @@ def _facts(spec: JobSpec, estimate: Estimate) -> Iterator[tuple[str, str]]:
             + (f", {time.host / time.total:.0%} copies to host memory and back" if time.host else "")
         ),
     )
+    hfu = f", HFU {estimate.hfu:.1%}" if estimate.hfu is not None else ""
     yield (
         "Speed",
-        f"{estimate.tokens_per_second:,.0f} {layout.elements}/s, MFU {estimate.mfu:.1%} (estimated: docs/planning.md)",
+        f"{estimate.tokens_per_second:,.0f} {layout.elements}/s, MFU {estimate.mfu:.1%}{hfu} "
+        "(estimated: docs/planning.md)",
     )
     yield (
         "Node memory",

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from concertina.api.spec import JobSpec
+from concertina_trainer.config.memory_config import Activations
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.degrees import Degrees, Dimension
-from concertina_trainer.model.flops import token_flops
+from concertina_trainer.model.flops import recomputed_flops, token_flops
 from concertina_trainer.planning.description import Description
 
 
@@ -77,6 +78,14 @@ class ParallelLayout:
     def flops(self) -> float:
         """Floating-point operations of the model for one element of a sequence, forward and backward."""
         return self.own.flops if self.own else token_flops(self.trainer.model)
+
+    @property
+    def recomputed_flops(self) -> float | None:
+        """Operations of one element that activation checkpointing repeats. None: not known for a custom model."""
+        activations = self.trainer.memory.resolved_activations
+        if self.own is None:
+            return recomputed_flops(self.trainer.model, activations)
+        return 0.0 if activations is Activations.keep else None
 
     @property
     def blocks(self) -> int:

@@ -12,7 +12,7 @@ from concertina.planning import muon
 from concertina.planning.hardware import FABRICS, FabricName, Gpu
 from concertina.planning.layout import OwnDescription, ParallelLayout
 from concertina.planning.reading import Reading, reading
-from concertina.planning.timing import StepTime, bubble_share, link, mfu, step_time
+from concertina.planning.timing import StepTime, bubble_share, hfu, link, mfu, step_time
 from concertina.planning.traffic import Traffic, batch, traffic
 from concertina_trainer.config.memory_config import Activations
 from concertina_trainer.config.parallelism import PipelineSchedule
@@ -95,6 +95,10 @@ class Estimate:
     @property
     def mfu(self) -> float:
         return mfu(self.layout, self.gpu, self.time.total)
+
+    @property
+    def hfu(self) -> float | None:
+        return hfu(self.layout, self.gpu, self.time.total)
 
     @property
     def peak(self) -> RankMemoryEstimate | None:
@@ -338,6 +342,7 @@ def as_object(estimate: Estimate) -> dict[str, Any]:
         },
         "bubble": bubble_share(layout, plan.microbatches),
         "mfu": estimate.mfu,
+        "hfu": estimate.hfu,
         "tokensPerSecond": estimate.tokens_per_second,
         "budget": estimate.budget and {
             "tokens": estimate.budget.tokens, "days": estimate.budget.seconds / DAY, "cost": estimate.budget.cost,

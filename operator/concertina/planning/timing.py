@@ -203,6 +203,21 @@ def mfu(layout: ParallelLayout, gpu: Gpu, seconds: float) -> float:
 
     It is the ratio of the operations that the model needs to those that the GPUs could do in this time.
     """
+    return _utilization(layout, gpu, seconds, layout.flops)
+
+
+def hfu(layout: ParallelLayout, gpu: Gpu, seconds: float) -> float | None:
+    """Return the hardware FLOPs utilization, which also counts the operations that activation checkpointing repeats.
+
+    The result is None if the number of these operations is not known.
+    """
+    if layout.recomputed_flops is None:
+        return None
+    return _utilization(layout, gpu, seconds, layout.flops + layout.recomputed_flops)
+
+
+def _utilization(layout: ParallelLayout, gpu: Gpu, seconds: float, flops: float) -> float:
+    """Return the part of the GPUs' peak rate that `flops` operations for each element take."""
     trainer = layout.trainer
-    flops = trainer.global_batch_size * trainer.model.sequence_length * layout.flops
-    return flops / (seconds * layout.size * gpu.flops)
+    elements = trainer.global_batch_size * trainer.model.sequence_length
+    return elements * flops / (seconds * layout.size * gpu.flops)

@@ -52,6 +52,13 @@ def loss(module, batch):
     return (losses * batch.weights).sum()
 
 
+def loss_summed_in_half(module, batch):
+    """Return a loss in float32 whose sum is in float16, as in code that was written for another precision."""
+    targets = batch.tokens[:, 1:]
+    losses = F.cross_entropy(logits(module, batch.tokens[:, :-1]).transpose(1, 2), targets, reduction="none")
+    return (losses * batch.weights.to(losses.dtype)).sum().float()
+
+
 def build(options, data):
     return Model(data.vocab_size, **options)
 
@@ -153,6 +160,8 @@ frozen = other(build=lambda options, data: Frozen(data.vocab_size))
 still = other(build=lambda options, data: Still(data.vocab_size))
 mean = other(loss=lambda module, batch: logits(module, batch.tokens[:, :-1]).logsumexp(-1).mean())
 regularised = other(loss=lambda module, batch: loss(module, batch) + module.temperature.square().sum())
+half = other(loss=lambda module, batch: loss(module, batch).half())
+half_sum = other(loss=loss_summed_in_half)
 looking = other(loss=lambda module, batch: loss(module, batch) if batch.weights.sum().item() else None)
 no_scalar = other(loss=lambda module, batch: batch.weights)
 no_module = other(build=lambda options, data: None)

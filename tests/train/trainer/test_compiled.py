@@ -33,6 +33,38 @@ def test_every_layout_has_the_same_gradients(parent, trainer, tmp_path, layout):
     check({**found, "late": ()}, *mean_gradient(TrainerConfig.model_validate(changed), torch.float64))
 
 
+EXPERTS = {"count": 4, "hiddenDim": 24, "firstDense": 1}
+INDUCTOR = {
+    "tensor": (2, {"tensor": 2}, {}),
+    "context": (2, {"context": 2}, {}),
+    "experts": (2, {"expert": 2}, {"experts": EXPERTS}),
+    "pipeline": (2, {"pipeline": 2}, {}),
+}
+
+
+@pytest.fixture
+def patient(parent):
+    """Return the parent of processes that compile code for CPUs, which takes minutes on a busy machine."""
+    before = parent.control.gettimeout()
+    parent.control.settimeout(600)
+    yield parent
+    parent.control.settimeout(before)
+
+
+@pytest.mark.long(law=LAW)
+@pytest.mark.parametrize("layout", INDUCTOR)
+def test_code_of_torch_s_compiler_has_the_same_gradients(patient, trainer, tmp_path, layout):
+    world, parallelism, model = INDUCTOR[layout]
+    changed = {**trainer, "compile": "Blocks", "model": {**trainer["model"], **WIDE, **model}}
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
+    eager, compiled = (
+        whole_gradient(patient, changed, world, tmp_path, parallelism=parallelism, dtype=torch.float64, **variables)
+        for variables in ({}, {"COMPILED": "inductor", **cache})
+    )
+    assert compiled["graphs"] > eager["graphs"] == 0
+    check({**compiled, "late": ()}, eager["gradients"], eager["loss"])
+
+
 COMPILES = "has compiled graphs"
 
 

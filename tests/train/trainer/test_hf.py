@@ -17,6 +17,7 @@ from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.export.export import export
 from concertina_trainer.model.initial import usual
+from train.trainer.test_precisions import BOUND as ROUNDED_BLOCKS
 
 REASSOCIATION = 2e-4
 """As in test_resume.py."""
@@ -31,6 +32,13 @@ MODELS = {
     },
 }  # fmt: skip
 """GPT 2 has a tied output layer, and GLM 4.5 a buffer in its files, and experts of which some ranks use none."""
+ROUNDED = {
+    "gpt_oss": {
+        **SIZES, "intermediate_size": 24, "num_local_experts": 5, "num_experts_per_tok": 2, "num_key_value_heads": 2,
+        "head_dim": 8, "pad_token_id": 0,
+    },
+}  # fmt: skip
+"""Model with experts whose files have the names of its module."""
 WORLDS = {"1": (1, {}), "3": (3, {}), "hsdp": (4, {"shard": 2})}
 LAW = "tests/train/trainer/test_hf.py::test_gradients_are_those_of_transformers[gpt2-3]"
 
@@ -38,7 +46,7 @@ LAW = "tests/train/trainer/test_hf.py::test_gradients_are_those_of_transformers[
 def made(kind, folder):
     """Save a random model in a folder, and return it."""
     torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **MODELS[kind])).eval()
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(MODELS | ROUNDED)[kind])).eval()
     model.save_pretrained(folder)
     return model
 
@@ -118,6 +126,23 @@ def test_muon_updates_layers_and_their_experts_in_every_world(folder, parent, tr
     moments = {name for name in states.of_checkpoint(outcome.durable[-1].uri) if ".momentum_buffer." in name}
     assert "optimizer.momentum_buffer.model.layers.1.mlp.experts.gate_up_proj" in moments
     assert all(".layers." in name and "norm" not in name and "bias" not in name for name in moments)
+
+
+@pytest.mark.long(law=LAW)
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_oss"])
+def test_in_float16_losses_differ_by_its_rounding(folder, parent, trainer, tmp_path, kind):
+    """Also those of experts, whose products round in another way beside other tokens."""
+    made(kind, tmp_path / "model")
+    sgd = {"name": "SGD", "learningRate": 0.1, "warmupSteps": 1}
+    losses = {}
+    for precision in ("Float32", "Float16"):
+        configured = {**config_of(trainer, kind, tmp_path / "model"), "steps": 4, "optimizer": sgd}
+        stored = {"uri": f"file://{tmp_path}/{precision}", "initFrom": str(tmp_path / "model")}
+        outcome = node.Job(folder / precision, parent, {**configured, "precision": precision}, stored).run(2)
+        assert set(outcome.codes.values()) == {0}, outcome.output
+        losses[precision] = outcome.losses
+    assert losses["Float16"] == pytest.approx(losses["Float32"], rel=ROUNDED_BLOCKS)
+    assert losses["Float16"] != losses["Float32"]
 
 
 @pytest.mark.long(law="tests/train/trainer/test_hf.py::test_a_run_goes_on_in_another_world_and_is_exported")

@@ -30,6 +30,7 @@ from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.lora import LoraLinear, freeze
 from concertina_trainer.model.quantized import dequantized, quantized
 from train.trainer.test_gradients import initialised
+from train.trainer.test_precisions import BOUND as ROUNDED_BLOCKS
 
 LORA = {"rank": 3, "alpha": 12.0, "frozenDtype": "Float32"}
 LAYOUTS = {
@@ -330,6 +331,21 @@ def test_so_they_are_in_all_others(parent, trainer, folder, tmp_path, dtype):
         if "Interleaved" not in str(parallelism.get("schedule")):  # the model has two layers
             found = job(f"layout-{number}", **parallelism).run(size)
             assert found.losses == pytest.approx(alone.losses, rel=1e-5), found.output
+
+
+@pytest.mark.long(law=QUANTIZED_LAW)
+@pytest.mark.parametrize("dtype", ["NormalFloat4", "Int8"])
+def test_in_float16_they_differ_by_its_rounding(parent, trainer, folder, tmp_path, dtype):
+    """FSDP gathers codes as they are, and casts the scales, which are bfloat16, to float16."""
+    losses = {}
+    for precision, size in (("Float32", 1), ("Float16", 1), ("Float16", 3)):
+        job, _, _ = quantized_job(parent, {**trainer, "precision": precision}, folder, tmp_path, dtype)
+        outcome = job(f"{precision}-{size}").run(size)
+        assert set(outcome.codes.values()) == {0}, outcome.output
+        losses[precision, size] = outcome.losses
+    for size in (1, 3):
+        assert losses["Float16", size] == pytest.approx(losses["Float32", 1], rel=ROUNDED_BLOCKS)
+    assert losses["Float16", 1] != losses["Float32", 1]
 
 
 def test_quantized_weights_need_files(parent, trainer, folder, tmp_path):

@@ -259,6 +259,7 @@ MISTAKES = {
     "raises": "raised KeyError",
     "counting": "writes into its buffers",
     "no_scalar": "must be a scalar tensor",
+    "half": "is float16, in which a loss times the loss scale overflows",
     "uncovered": "returns a NoneType for temperature",
 }
 

@@ -1,6 +1,7 @@
 """What is planned is what ranks really take and send, at any size."""
 
 import collections
+import contextlib
 import dataclasses
 import json
 import subprocess
@@ -122,6 +123,12 @@ def parts(kinds):
     return {"computed": sum(kinds[kind] for kind in computed), **others}
 
 
+@pytest.fixture
+def norms_of_cpu(monkeypatch):
+    """Plan for the norms of a CPU, which keep more than CUDA's. Real ranks run here on CPUs."""
+    monkeypatch.setattr(planning, "norms_of_cuda", contextlib.nullcontext)
+
+
 REAL_LAW = "test_real_ranks_take_what_is_planned"
 
 
@@ -136,6 +143,7 @@ REAL_LAW = "test_real_ranks_take_what_is_planned"
         ),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("norms_of_cpu")
 def test_real_ranks_take_what_is_planned(parent, tmp_path, layout, size):
     """In each part of a step, by kind; with experts of even loads."""
     given = (LAYOUTS | ROUTED | SEVERAL | EIGHT)[layout]
@@ -169,6 +177,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", long_but(ROUNDED, OPTIMIZERS, "test_real_ranks_take_what_is_planned_of_an_optimizer"))
+@pytest.mark.usefixtures("norms_of_cpu")
 def test_real_ranks_take_what_is_planned_of_an_optimizer(parent, tmp_path, name):
     fields = {"optimizer": OPTIMIZERS[name], "gradients": "BFloat16" if name == ROUNDED else "Float32"}
     real = taken_by(parent, tmp_path, trainer(**fields), {}, 2)[0]
@@ -226,6 +235,7 @@ def programs(monkeypatch):
         ),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("norms_of_cpu")
 def test_real_ranks_take_what_is_planned_of_a_model_of_one_s_own(parent, programs, tmp_path, kind, activations, layout):
     asked, data = own_model(kind, activations=activations)
     width = WIDTH if data.fields else 0
@@ -350,6 +360,7 @@ def test_operations_of_a_model_of_one_s_own_are_counted(programs, monkeypatch, a
 
 
 @pytest.mark.long(law="tests/train/trainer/test_planning.py::test_real_ranks_take_what_is_planned[1F1B-4]")
+@pytest.mark.usefixtures("norms_of_cpu")
 def test_real_ranks_take_what_is_planned_where_sums_are_bitwise(parent, tmp_path):
     asked = {**trainer(), "determinism": "Bitwise"}
     real = taken_by(parent, tmp_path, asked, {}, 4)[0]["peaks"]
@@ -362,6 +373,7 @@ def test_real_ranks_take_what_is_planned_where_sums_are_bitwise(parent, tmp_path
 
 
 @pytest.mark.parametrize("layout", long_but("experts x pipeline", DEALT_OUT, "test_what_is_routed_grows_with_the_load"))
+@pytest.mark.usefixtures("norms_of_cpu")
 def test_what_is_routed_grows_with_the_load(parent, tmp_path, layout):
     """Of a rank whose experts have half as many tokens again."""
     parallelism = ParallelismConfig.model_validate((ROUTED | SEVERAL)[layout])

@@ -1,4 +1,4 @@
-"""Training in float16 and float8: the losses of float32, in every world."""
+"""Training in float16, bfloat16 and float8: the losses of float32, in every world."""
 
 import pytest
 
@@ -50,14 +50,30 @@ def test_so_it_does_in_every_layout(parent, trainer, folder):
     check(parent, {**trainer, "model": model}, folder, layouts)
 
 
-FLOAT8_BOUND = 2.0**-4
-"""Relative error of an element in float8. A loss is a mean over tokens, whose errors mostly cancel."""
+def test_a_custom_model_may_add_up_its_losses_in_float16(parent, trainer, folder):
+    """The scale falls until the sum is in range, and no sample is left out."""
+    sgd = {"name": "SGD", "learningRate": 0.1, "warmupSteps": 1}
+    model = {"entrypoint": "workers.own:half_sum", "sequenceLength": 32}
+    configured = {**trainer, "steps": 4, "optimizer": sgd, "model": model}
+    plain = node.Job(folder / "plain", parent, {**configured, "precision": "Float32"}).run(1)
+    job = node.Job(folder / "half", parent, {**configured, "precision": "Float16"})
+    found = job.run(2)
+    assert set(found.codes.values()) == {0}, found.output
+    assert "is computed again with loss scale 32768: the loss overflowed" in found.output
+    assert found.losses == pytest.approx(plain.losses, rel=BOUND)
+    assert metadata(job).position == configured["steps"] * configured["globalBatchSize"]
 
 
-def test_a_run_in_float8_goes_on_in_another_world(parent, trainer, folder):
-    """The scale of a token does not depend on the world, and so the run is nearer to itself than to float32."""
+ROUNDING = {"Float8": 2.0**-4, "BFloat16": 2.0**-8}
+"""Relative error of an element, by precision. A loss is a mean over tokens, whose errors mostly cancel."""
+NARROW = "tests/train/trainer/test_precisions.py::test_a_run_in_few_bits_goes_on_in_another_world[Float8]"
+
+
+@pytest.mark.parametrize("precision", ["Float8", pytest.param("BFloat16", marks=pytest.mark.long(law=NARROW))])
+def test_a_run_in_few_bits_goes_on_in_another_world(parent, trainer, folder, precision):
+    """A token is rounded alike in every world, and so the run is nearer to itself than to float32."""
     model = {**trainer["model"], "dim": 64, "heads": 4, "kvHeads": 2, "hiddenDim": 64}
-    configured = {**trainer, "steps": 8, "model": model, "precision": "Float8"}
+    configured = {**trainer, "steps": 8, "model": model, "precision": precision}
     plain = node.Job(folder / "plain", parent, {**configured, "precision": "Float32"}).run(1)
     alone = node.Job(folder / "alone", parent, configured).run(1)
     assert set(alone.codes.values()) == {0}, alone.output
@@ -66,11 +82,13 @@ def test_a_run_in_float8_goes_on_in_another_world(parent, trainer, folder):
     job.environment = {"CONCERTINA_PARALLELISM": '{"pipeline": 2}'}
     second = job.run(2, job.newest())
     losses = first.losses | second.losses
-    assert losses == pytest.approx(plain.losses, rel=FLOAT8_BOUND)
+    assert losses == pytest.approx(plain.losses, rel=ROUNDING[precision])
 
     def farthest(found):
         return max(abs(found[step] - alone.losses[step]) for step in alone.losses)
 
-    print("float8: farthest from itself in another world, and from float32:", farthest(losses), farthest(plain.losses))
+    print(
+        precision, "farthest from itself in another world, and from float32:", farthest(losses), farthest(plain.losses)
+    )
     assert losses.keys() == alone.losses.keys()
     assert farthest(losses) < farthest(plain.losses) / 2

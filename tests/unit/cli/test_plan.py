@@ -41,7 +41,7 @@ PLANNED = {
     "replicas", "ranks", "ranksPerReplica", "degrees", "schedule", "activations", "acrossNodes", "parameters",
     "trainedParameters", "flopsPerToken", "flopsCounted", "microbatches", "rows", "filling", "memory", "fits",
     "snapshotBytes", "offloadedBytes", "dataGroups", "dataGroupsRead", "traffic", "gpu", "fabric",
-    "stepSeconds", "seconds", "bubble", "mfu", "tokensPerSecond", "budget", "bottleneck",
+    "stepSeconds", "seconds", "bubble", "mfu", "hfu", "tokensPerSecond", "budget", "bottleneck",
 }  # fmt: skip
 """Of each size or layout in the JSON. Whoever reads it counts on all of them: add, and take none away."""
 
@@ -315,7 +315,7 @@ def test_a_model_of_one_s_own_in_words(audio: None, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert re.search(r"^Parameters +\d+,\d+, [\d.e+]+ FLOPs a frame *$", done.stdout, re.MULTILINE)
     assert re.search(r"^Batch +64 sequences of 100 frames: ", done.stdout, re.MULTILINE)
-    assert re.search(r"^Speed +[\d,]+ frames/s, MFU ", done.stdout, re.MULTILINE)
+    assert re.search(r"^Speed +[\d,]+ frames/s, MFU [\d.]+%, HFU [\d.]+% ", done.stdout, re.MULTILINE)
     assert re.search(r"^Shrunk to 2 replicas \(shard 2\): .* frames/s", done.stdout, re.MULTILINE)
 
 

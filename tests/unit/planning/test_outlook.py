@@ -16,16 +16,20 @@ from concertina.planning.outlook import RankMemoryEstimate, as_object, bottlenec
 from concertina.planning.timing import bubble_share, step_time
 from concertina.planning.traffic import batch, host_bytes, traffic
 from concertina.report.ranks import picture
-from concertina_trainer.config.memory_config import MemoryConfig
+from concertina_trainer.config.memory_config import Activations, MemoryConfig
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.degrees import Dimension
+from concertina_trainer.model.flops import recomputed_flops
 
 H100, NETWORK = GPUS[GpuName.h100], FabricName.infiniband400
 MODEL = {
     "layers": 32, "dim": 4096, "heads": 32, "kvHeads": 8, "hiddenDim": 14336, "vocabSize": 128256,
     "sequenceLength": 8192, "tieEmbeddings": False,
 }  # fmt: skip
+
+
+RECOMPUTED = MemoryConfig(activations=Activations.recompute)
 
 
 def job(**fields: Any) -> Any:
@@ -153,8 +157,17 @@ def test_a_budget_has_days_and_a_cost() -> None:
     assert seen.budget.cost == pytest.approx(seen.budget.seconds / 3600 * 8 * 10)
     printed = as_object(seen)
     assert printed["budget"]["days"] == pytest.approx(seen.budget.seconds / 86400)
-    assert 0 < printed["mfu"] < H100.kernels
+    assert 0 < printed["mfu"] == printed["hfu"] < H100.kernels
     assert printed["degrees"]["shard"] == 64
+
+
+def test_the_utilization_of_the_hardware_counts_what_is_computed_again() -> None:
+    plain = layout()
+    again = dataclasses.replace(plain, trainer=plain.trainer.model_copy(update={"memory": RECOMPUTED}))
+    printed = as_object(outlook(job(), again, H100, NETWORK))
+    repeated = recomputed_flops(plain.trainer.model, Activations.recompute)
+    assert printed["hfu"] == pytest.approx(printed["mfu"] * (1 + repeated / printed["flopsPerToken"]))
+    assert 0.2 < repeated / printed["flopsPerToken"] < 1 / 3
 
 
 def test_a_search_gives_only_what_runs_the_fastest_first() -> None:
@@ -221,6 +234,9 @@ def test_what_a_model_of_one_s_own_sends_and_takes() -> None:
     printed = as_object(outlook(job(), here, H100, NETWORK))
     assert (printed["parameters"], printed["trainedParameters"], printed["flopsCounted"]) == (10**9, 5 * 10**8, True)
     assert printed["flopsPerToken"] == 6e9
+    assert printed["hfu"] == printed["mfu"]
+    recomputing = own_layout(own_model(), activations="Recompute")
+    assert as_object(outlook(job(), recomputing, H100, NETWORK))["hfu"] is None, "nobody has counted what is repeated"
     assert printed["mfu"] == pytest.approx(6e9 * 256 * 1000 / (printed["stepSeconds"] * 64 * H100.flops))
 
 

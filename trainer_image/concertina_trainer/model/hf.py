@@ -10,18 +10,21 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.tensor import DTensor
+from torch.func import functional_call
+from torch.utils._python_dispatch import _disable_current_modes
 
 from concertina_state.errors import InvalidInput
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.format.hf_config import NAME
-from concertina_trainer.model.loss import count_correct
+from concertina_trainer.model.loss import count_correct, summed_cross_entropy
 from concertina_trainer.model.spec import DataShape, ModelSpec
 
 OTHER_INPUTS = ("vision_config", "audio_config", "speech_config")
@@ -31,8 +34,11 @@ CHANGING_POSITIONS = ("dynamic", "longrope")
 PROBE_LENGTH = 16
 SAME = 1e-5
 """Largest change of logits that should not change, relative to the change of those that should."""
-SAME_OF_EXPERTS = {torch.float32: 1e-3, torch.bfloat16: 3e-2}
-"""The same in models with experts, whose products can round differently if other tokens are computed with them."""
+SAME_OF_EXPERTS = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 3e-2 / 2**3}
+"""The same in models with experts, whose products can round differently if other tokens are computed with them.
+
+Float16 has three significant bits more than bfloat16.
+"""
 _OF_EXPERTS = 3
 """Dimensions of a weight that holds several matrices."""
 
@@ -70,10 +76,11 @@ def build(options: Mapping[str, Any], data: DataShape) -> nn.Module:
         )
     attention = "sdpa" if getattr(kind, "_supports_sdpa", False) else "eager"
     with _parameters_on_meta(), torch.device("cpu"):
-        module: nn.Module = AutoModelForCausalLM.from_config(
+        module: Any = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=False
         )
-    return module.eval()
+    module.eval().concertina_ends_with_product = _ends_with_product(module)
+    return cast(nn.Module, module)
 
 
 def _config(options: Mapping[str, Any]) -> Any:
@@ -155,8 +162,14 @@ def loss(module: Any, batch: Microbatch) -> Tensor:
     ids = None if is_fake else batch.document_ids
     if not is_fake and not getattr(module, "concertina_is_proved", False):
         module.concertina_is_proved = _prove(module, batch.tokens.device, documents=ids is not None)
-    logits = _logits(module, batch.tokens[:, :-1], ids).flatten(0, 1)
-    targets, weights = batch.tokens[:, 1:].flatten(), batch.weights.flatten()
+    tokens, targets = batch.tokens[:, :-1], batch.tokens[:, 1:]
+    if getattr(module, "concertina_ends_with_product", False):
+        rows = _before_product(module, lambda: _logits(module, tokens, ids))
+        if rows is not None:
+            return summed_cross_entropy(rows, module.get_output_embeddings().weight, targets, batch.weights)
+        module.concertina_ends_with_product = False
+    logits = _logits(module, tokens, ids).flatten(0, 1)
+    targets, weights = targets.flatten(), batch.weights.flatten()
     count_correct(logits, targets, weights)
     losses = F.cross_entropy(logits.float(), targets, reduction="none")
     return (losses * weights).sum()
@@ -170,6 +183,51 @@ def _logits(module: Any, tokens: Tensor, document_ids: Tensor | None) -> Tensor:
     more = {} if document_ids is None else {"position_ids": positions(document_ids)}
     logits: Tensor = module(input_ids=tokens, use_cache=False, return_dict=True, **more).logits
     return logits
+
+
+def _before_product(module: Any, compute: Callable[[], Tensor]) -> Tensor | None:
+    """Return the input of the output layer, `[rows, length, width]`, in a forward pass without the output layer.
+
+    `compute` is a forward pass of the module that returns its logits. The result is None if the logits are not the
+    plain product with the output layer's weight, because the model changes them afterwards (by a soft cap or a scale)
+    or adds a bias.
+    """
+    output = module.get_output_embeddings()
+    if type(output) is not nn.Linear or output.bias is not None or isinstance(output.weight, DTensor):
+        return None
+    inputs: list[tuple[Tensor, int]] = []
+
+    def unchanged(x: Tensor) -> Tensor:
+        inputs.append((x, x._version))
+        return x
+
+    with mock.patch.object(output, "forward", unchanged):
+        logits = compute()
+    is_plain = len(inputs) == 1 and inputs[0][0] is logits and inputs[0][1] == logits._version
+    return logits if is_plain else None
+
+
+def _ends_with_product(module: Any) -> bool:
+    """Return whether the loss can be computed from the input of the output layer (see `_before_product`).
+
+    The forward pass of a short sequence without values shows it. A forward pass that reads values fails there.
+    """
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    with (
+        _disable_current_modes(),
+        FakeTensorMode(),
+        torch.no_grad(),
+        torch.device("cpu"),
+        contextlib.suppress(Exception),
+    ):
+        state = {
+            name: torch.empty(tensor.shape, dtype=torch.bfloat16 if tensor.requires_grad else tensor.dtype)
+            for name, tensor in tensors
+        }
+        tokens = torch.zeros(1, PROBE_LENGTH, dtype=torch.int64)
+        inputs = {"input_ids": tokens, "use_cache": False, "return_dict": True}
+        return _before_product(module, lambda: functional_call(module, state, (), inputs).logits) is not None
+    return False
 
 
 def positions(document_ids: Tensor) -> Tensor:

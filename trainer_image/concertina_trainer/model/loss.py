@@ -5,7 +5,7 @@ module computes the logits in chunks of rows, and the gradients of each chunk in
 2410.10989). Under tensor parallelism, the vocabulary is split over the tensor group, and each rank computes the logits
 of its part (Megatron-LM, arXiv 1909.08053, section 3).
 
-torch.nn.functional.linear_cross_entropy accepts neither token weights nor DTensors.
+torch.nn.functional.linear_cross_entropy accepts no DTensors and no soft cap, and does not count correct predictions.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def summed_cross_entropy(
         weight: Weight of the output layer, `[vocabulary, dim]`. If it is a DTensor, its rows are split over a mesh of
             one dimension (the tensor group), and every rank of the group has the same `x`.
         targets: `[batch, length]`, each below the size of the vocabulary.
-        token_weights: `[batch, length]`.
+        token_weights: `[batch, length]`. Their gradients are the losses of the tokens.
         soft_cap: Soft cap of the logits (see `soft_capped`), or None.
     """
     mesh, offset, columns = None, 0, len(weight)
@@ -90,9 +90,10 @@ def summed_cross_entropy(
         # group.
         x, weight = cast(DTensor, x).to_local(grad_placements=[Partial()]), weight.to_local()
     rows, targets, token_weights = x.flatten(0, 1), targets.flatten() - offset, token_weights.flatten()
-    has_gradient = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (rows, weight)]
+    has_gradient = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (rows, weight, token_weights)]
     rows_per_chunk = max(1, CHUNK_LOGITS // columns)  # the same on all ranks of the group, whose chunks are summed
     losses: list[Tensor] = []
+    token_losses: list[Tensor] = []
     found, correct = _correct.get(), []
     row_gradients: list[Tensor] = []
     weight_gradient: Tensor | None = None
@@ -102,10 +103,11 @@ def summed_cross_entropy(
             logits = soft_capped(F.linear(rows[chunk], weight), soft_cap)
             if found is not None:
                 correct.append(_correct_weight(logits, targets[chunk], token_weights[chunk], offset, mesh))
-            loss, gradient = _loss_and_gradient(logits, targets[chunk], token_weights[chunk], mesh)
+            of_tokens, gradient = _losses_and_gradient(logits, targets[chunk], token_weights[chunk], mesh)
             if soft_cap is not None:
                 gradient *= 1 - (logits / soft_cap).square()
-            losses.append(loss)
+            losses.append(torch.sum(of_tokens * token_weights[chunk]))
+            token_losses.append(of_tokens)
             if has_gradient[0]:
                 row_gradients.append(gradient @ weight)
             if has_gradient[1]:
@@ -117,6 +119,8 @@ def summed_cross_entropy(
         total = total + _KnownGradient.apply(rows, torch.cat(row_gradients))
     if weight_gradient is not None:
         total = total + _KnownGradient.apply(weight, weight_gradient.to(weight.dtype))
+    if has_gradient[2]:
+        total = total + _KnownGradient.apply(token_weights, torch.cat(token_losses))
     return total
 
 
@@ -128,13 +132,14 @@ def _added(total: Tensor | None, product: Tensor) -> Tensor:
     return product if total is None else precise(total).add_(product)
 
 
-def _loss_and_gradient(
+def _losses_and_gradient(
     logits: Tensor, targets: Tensor, token_weights: Tensor, mesh: DeviceMesh | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the weighted loss of logits `[rows, vocabulary]`, and its gradient with respect to the logits.
+    """Return the loss of each row of logits `[rows, vocabulary]`, and the gradient of the weighted sum of the losses.
 
-    The gradient has the dtype of the logits. If `mesh` is given, the vocabulary is split over its ranks, and `logits`
-    has the columns of this rank. A target that is not among these columns is a column of another rank.
+    The gradient is that with respect to the logits, and has their dtype. If `mesh` is given, the vocabulary is split
+    over its ranks, and `logits` has the columns of this rank. A target that is not among these columns is a column of
+    another rank.
     """
     is_own = (targets >= 0) & (targets < logits.size(1))
     at_target = torch.arange(len(targets), device=targets.device), targets.where(is_own, 0)
@@ -150,7 +155,7 @@ def _loss_and_gradient(
         scale = token_weights * (own_sums - sums).exp()
     gradient = logarithms.exp_().mul_(scale[:, None])
     gradient[at_target] -= token_weights.where(is_own, 0)
-    return -torch.sum(target_logarithms * token_weights), gradient.to(logits.dtype)
+    return -target_logarithms, gradient.to(logits.dtype)
 
 
 def _correct_weight(

@@ -265,7 +265,7 @@ class OwnModel(nn.Module):
         """Return the loss of a microbatch: the sum of each prediction's loss times its weight.
 
         Raises:
-            InvalidInput: When the loss is not a scalar tensor with a gradient.
+            InvalidInput: When the loss is not a scalar tensor with a gradient, or is float16 in training.
         """
         training = torch.is_grad_enabled()
         if self.training != training:
@@ -286,23 +286,28 @@ class OwnModel(nn.Module):
             raise InvalidInput(
                 f"the loss of {self.own.config.model.named} must be a scalar tensor that has a gradient."
             )
+        if training and loss.dtype == torch.float16:
+            raise InvalidInput(
+                f"the loss of {self.own.config.model.named} is float16, in which a loss times the loss scale "
+                "overflows: compute it in float32, as (losses.float() * microbatch.weights).sum()."
+            )
         return loss
 
     def prove(self, batch: Microbatch, loss: Tensor) -> None:
         """Check that `loss` is linear in the weights of predictions, and that the model does not change its buffers.
 
-        The check runs once per round, after the first backward pass. A loss that is linear in the weights equals the
-        sum, over all weights, of the weight times the gradient of the loss with respect to that weight (Euler's
-        theorem).
+        The check runs once per round, after the first backward pass with a finite loss. A loss that is linear in the
+        weights equals the sum, over all weights, of the weight times the gradient of the loss with respect to that
+        weight (Euler's theorem).
 
         Raises:
             InvalidInput: When the check fails.
         """
         if self.proved:
             return
-        self.proved = True
         name, weights = self.own.config.model.named, batch.weights.detach()
         value, gradient = float(loss), batch.weights.grad
+        self.proved = math.isfinite(value)
         weighted_gradient = None if gradient is None else float((weights * gradient).sum())
         if math.isfinite(value) and (
             weighted_gradient is None or not math.isclose(value, weighted_gradient, rel_tol=SAME, abs_tol=1e-6)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import FakeStore
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.tensor import _sharding_prop
+from torch.distributed.tensor import DTensor, Partial, _sharding_prop
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeProcessGroup  # noqa: F401  # registers the backend
 
@@ -89,6 +89,46 @@ def fake_tensors(own: OwnSpec | None = None) -> Iterator[FakeTensorMode]:
         stack.enter_context(mock.patch.object(OwnModel, "fill_buffers"))
         stack.enter_context(mock.patch.object(OwnModel, "prove", _unproved))
         yield stack.enter_context(FakeTensorMode(allow_non_fake_inputs=own is not None))
+
+
+@contextmanager
+def norms_of_cuda() -> Iterator[None]:
+    """Return a context in which `rms_norm` allocates and keeps what CUDA's fused kernel does.
+
+    On a CPU, torch composes this norm of operations that keep copies in float32 for the backward pass.
+    """
+    with mock.patch.object(nn.functional, "rms_norm", _fused_norm):
+        yield
+
+
+def _fused_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    if weight is not None and weight.dtype is not x.dtype:
+        return _composed_norm(x, shape, weight, eps)  # CUDA has no kernel for two dtypes
+    if not isinstance(x, DTensor):
+        return FusedNorm.apply(x, len(shape), weight)  # type: ignore[no-any-return, no-untyped-call]
+    if isinstance(weight, DTensor):
+        weight = weight.to_local(grad_placements=[Partial()] * weight.device_mesh.ndim)
+    normalized = FusedNorm.apply(x.to_local(), len(shape), weight)  # type: ignore[no-untyped-call]
+    return DTensor.from_local(normalized, x.device_mesh, x.placements, run_check=False)
+
+
+_composed_norm = nn.functional.rms_norm
+
+
+class FusedNorm(torch.autograd.Function):
+    """Shapes and dtypes of CUDA's fused norm, without values. It keeps its input and one number for each norm."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dims: int, weight: Tensor | None) -> Tensor:
+        scales = x.new_empty((*x.shape[:-dims], *[1] * dims), dtype=torch.promote_types(x.dtype, torch.float32))
+        ctx.save_for_backward(x, scales, weight)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Tensor | None]:  # type: ignore[override]
+        x, _, weight = ctx.saved_tensors
+        of_x, _, of_weight = ctx.needs_input_grad
+        return torch.empty_like(x) if of_x else None, None, torch.empty_like(weight) if of_weight else None
 
 
 @contextmanager

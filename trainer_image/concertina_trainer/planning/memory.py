@@ -29,7 +29,7 @@ from concertina_trainer.parallel import parallelize, summing
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.tensor import measured_waits
 from concertina_trainer.planning.described_model import HERE, DataDescription, as_on_gpus, microbatch, running
-from concertina_trainer.planning.fake import fake_rank, fake_tensors, zeros_where_looked_at
+from concertina_trainer.planning.fake import fake_rank, fake_tensors, norms_of_cuda, zeros_where_looked_at
 from concertina_trainer.planning.ledger import Ledger, MemoryKind, MemoryPhase
 from concertina_trainer.training.engine import engine_of
 
@@ -197,6 +197,7 @@ def _run(
         world = stack.enter_context(fake_rank(rank, size, parallelism, config.model.experts is not None))
         ledger = Ledger(stack.enter_context(fake_tensors(own)), config.memory.offload is Offload.state)
         stack.enter_context(mock.patch.object(parallelize, "divided", return_value=parts))
+        stack.enter_context(norms_of_cuda())
         stack.enter_context(ledger.resizing())
         stack.enter_context(ledger.routing())
         stack.enter_context(ledger.orthogonalizing())

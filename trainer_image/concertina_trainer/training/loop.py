@@ -131,7 +131,8 @@ def train(run: TrainingRun, step: int, position: int, check: Callable[[], None] 
         result = computed(run, step, microbatches, check)
         while scaling.lowered(result):
             optimizer.drop_gradients()
-            reporter.note(f"step {step + 1} is computed again with loss scale {scaling.scale:g}: a gradient overflowed")
+            what = "a gradient" if math.isfinite(result.loss) else "the loss"
+            reporter.note(f"step {step + 1} is computed again with loss scale {scaling.scale:g}: {what} overflowed")
             # The first computation has the ranks' work since the last step.
             result = dataclasses.replace(computed(run, step, microbatches, check), work=result.work)
         if why := anomalies.skips(step, position, result):

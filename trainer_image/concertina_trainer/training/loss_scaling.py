@@ -30,8 +30,10 @@ MOST_EXPONENT = 24
 class LossScaling:
     """Loss scale of a run, which is 1 unless the precision is Float16."""
 
-    def __init__(self, precision: Precision, restored: LossScale) -> None:
+    def __init__(self, precision: Precision, restored: LossScale, own: bool = False) -> None:
         """Begin with the scale from the restored state.
+
+        `own` says whether code of the job's author computes the loss, which may add up scaled losses in float16.
 
         Raises:
             InvalidInput: When the state has a scale that no run can have.
@@ -40,6 +42,7 @@ class LossScaling:
             raise InvalidInput(f"the saved state has the loss scale {restored}: restore another checkpoint.")
         self.state = restored
         self.is_used = precision is Precision.float16
+        self._own = own
         self._exponent = restored.exponent
         """Exponent at the end of the last step."""
 
@@ -63,10 +66,12 @@ class LossScaling:
     def lowered(self, result: StepResult) -> bool:
         """Lower the scale and return True if gradients have overflowed, and a lower scale can help.
 
-        All ranks decide alike, because `result` is the same on all of them. If the loss is not finite, the forward pass
-        has overflowed, and no scale helps.
+        All ranks decide alike, because `result` is the same on all of them. The trainer's code computes losses in
+        float32. So if such a loss is not finite, activations have overflowed, and no scale helps. The loss of a custom
+        model may be a sum in float16, which a lower scale can help.
         """
         overflowed = math.isfinite(result.loss) and not math.isfinite(result.squared_norm)
+        overflowed |= self._own and not math.isfinite(result.loss)
         if not (self.is_used and overflowed and self.state.exponent):
             return False
         self.state = LossScale(self.state.exponent - 1, 0, self.state.recomputed + 1)

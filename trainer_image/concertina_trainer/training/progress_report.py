@@ -39,6 +39,8 @@ class RoundInfo:
     """
     peak_flops: float | None
     """Operations per second of all devices of the world. None: there is no MFU."""
+    recomputed_flops: float | None = None
+    """Operations of one token that activation checkpointing repeats. None: not known, so there is no HFU."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +192,7 @@ class Reporter:
                 shares=info.shares,
                 tokens=None if varies else info.position * self._config.model.sequence_length,
                 seconds={part: round(s - self._before[part], 4) for part, s in self._round.times.parts.items()},
-                metrics=_metrics(info),
+                metrics={**_metrics(info), **_hfu(self._round, speed)},
                 settings=self.settings,
             )
         )
@@ -263,6 +265,13 @@ class Reporter:
 def _metrics(info: StepInfo) -> dict[str, float]:
     metrics = {"gradient_norm": info.gradient_norm, "learning_rate": info.rate, **info.scaling}
     return metrics if info.busiest_expert is None else {**metrics, "busiest_expert": info.busiest_expert}
+
+
+def _hfu(round: RoundInfo, speed: float) -> dict[str, float]:
+    """Return the hardware FLOPs utilization at `speed` tokens per second as a metric, or nothing if it is not known."""
+    if not round.token_flops or not round.peak_flops or round.recomputed_flops is None:
+        return {}
+    return {"hfu": speed * (round.token_flops + round.recomputed_flops) / round.peak_flops}
 
 
 def _seconds_since_process_start() -> float:

@@ -5,7 +5,10 @@ torch's backend `eager` runs the graphs that torch has traced. They are what a c
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
+from torch.nn.attention import flex_attention
 
 from concertina_trainer.config.memory_config import Activations
 from concertina_trainer.config.model_config import ModelConfig
@@ -13,6 +16,7 @@ from concertina_trainer.config.trainer import Compile, TrainerConfig
 from concertina_trainer.model import attention
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.dropout import keys_of_tokens
+from concertina_trainer.model.float8 import use_float8
 from concertina_trainer.parallel import compiled
 
 LENGTH, ROWS = 32, 2
@@ -28,9 +32,19 @@ FAMILIES = {
     "windows": {"window": {"size": 5, "fullEvery": 2}, "qkNorm": True, "postNorms": True, "attentionSoftCap": 0.1},
     "sinks": {"attentionSinks": True, "outputBias": True, "experts": {"count": 4, "clampedSwiglu": {}}},
     "experts": {"experts": {"count": 4, "hiddenDim": 24, "shared": 1, "firstDense": 1, "biasRate": 0.01}},
+    "Float8": {"hiddenDim": 48},
 }
 
-GRAPHS = {"dense": 1, "LoRA": 2, "dropout": 2, "dropout and experts": 2, "windows": 1, "sinks": 1, "experts": 2}
+GRAPHS = {
+    "dense": 1,
+    "Float8": 1,
+    "LoRA": 2,
+    "dropout": 2,
+    "dropout and experts": 2,
+    "windows": 1,
+    "sinks": 1,
+    "experts": 2,
+}
 """Number of graphs of each family.
 
 With LoRA, the input of the first block has no gradient. The first block of the family with experts has none.
@@ -51,6 +65,8 @@ def decoder(family, activations=Activations.keep):
     model = Decoder(ModelConfig.model_validate({**SMALL, **FAMILIES[family]}), activations=activations)
     for value in (*model.parameters(), *model.buffers()):
         torch.nn.init.normal_(value, std=0.2)
+    if family == "Float8":
+        use_float8(model)
     return model
 
 
@@ -100,6 +116,38 @@ def test_masks_of_gpus_need_no_other_graph(monkeypatch):
     assert compiled.graphs() == graphs
     for value, same in zip(found, expected, strict=True):
         torch.testing.assert_close(value, same, rtol=1e-5, atol=1e-6)
+
+
+KEPT = "tests/unit/trainer/model/test_compiled.py::test_attention_of_gpus_is_kept_with_the_products[KeepProducts-False]"
+
+
+@pytest.mark.parametrize(
+    ("activations", "again"),
+    [(Activations.products, False), pytest.param(Activations.recompute, True, marks=pytest.mark.long(law=KEPT))],
+)
+def test_attention_of_gpus_is_kept_with_the_products(monkeypatch, activations, again):
+    """FlexAttention refuses a backward pass on CPU. Without this check, torch traces it, as on a GPU."""
+    calls = {"forward": 0, "backward": 0}
+
+    def counting(part):
+        def compiled_graph(graph, inputs):
+            calls[part] += sum(node.target is torch.ops.higher_order.flex_attention for node in graph.graph.nodes)
+            return make_boxed_func(graph.forward)
+
+        return compiled_graph
+
+    backend = aot_autograd(
+        fw_compiler=counting("forward"), bw_compiler=counting("backward"),
+        partition_fn=min_cut_rematerialization_partition,
+    )  # fmt: skip
+    monkeypatch.setattr(compiled, "BACKEND", {"backend": backend})
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    monkeypatch.setattr(attention, "_pairs", attention._blocks)
+    model = decoder("windows", activations)
+    compiled.compile_blocks(model)
+    model(*batch(1)).backward()
+    assert calls["forward"] > 0
+    assert (calls["backward"] > 0) == again
 
 
 @pytest.mark.parametrize(

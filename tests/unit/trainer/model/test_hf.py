@@ -6,12 +6,14 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from builders.train import families
 from concertina_state.errors import InvalidInput
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model import hf
+from concertina_trainer.model import loss as chunked_loss
 from concertina_trainer.model.spec import DataShape
 
 LENGTH, SHAPE = 24, DataShape(24, 100)
@@ -35,10 +37,10 @@ def built(options, shape=SHAPE):
         return hf.build(options, shape)
 
 
-def with_values(kind):
+def with_values(kind, **changed):
     """Return a model as the trainer builds it, and the same model as transformers builds it, with equal weights."""
-    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **OTHERS[kind])).eval()
-    ours = built(options_of(kind))
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**OTHERS[kind], **changed})).eval()
+    ours = built(options_of(kind, **changed))
     for module in ours.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.is_meta:
@@ -70,6 +72,62 @@ def test_losses_of_packed_documents_are_those_of_each_alone(kind):
                                 reduction="none")  # fmt: skip
         expected = (whole * batch.weights.flatten()).sum()
         torch.testing.assert_close(hf.loss(ours, microbatch(None)), expected, rtol=1e-5, atol=1e-5)
+
+
+class Largest(TorchDispatchMode):
+    """Size of the largest tensor that an operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        result = function(*arguments, **(keywords or {}))
+        if isinstance(result, torch.Tensor):
+            self.elements = max(self.elements, result.numel())
+        return result
+
+
+VOCABULARY = 1000
+"""So many tokens that nothing else in a model is as large as all logits."""
+PLAIN = ("gpt2", "olmo2", "qwen3_moe")
+"""Models whose last operation is the product with the output layer's weight."""
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_logits_are_computed_in_chunks_if_nothing_changes_them(kind, monkeypatch):
+    """Granite divides its logits, and Gemma 2 bounds them."""
+    monkeypatch.setattr(chunked_loss, "CHUNK_LOGITS", 5 * VOCABULARY)
+    ours, _ = with_values(kind, vocab_size=VOCABULARY)
+    assert ours.concertina_ends_with_product == (kind in PLAIN)
+    found = []
+    for in_chunks in (True, False):
+        ours.concertina_ends_with_product &= in_chunks
+        batch = microbatch(None)
+        batch.weights.requires_grad_()
+        ours.zero_grad()
+        with chunked_loss.correct_weights() as correct, Largest() as largest:
+            value = hf.loss(ours, batch)
+        value.backward()
+        assert (largest.elements < batch.weights.numel() * VOCABULARY) == (in_chunks and kind in PLAIN)
+        found.append([value, batch.weights.grad, *correct, *(p.grad for p in ours.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_logits_that_are_changed_in_place_or_have_a_bias_are_whole():
+    ours, _ = with_values("gpt2")
+    forward = type(ours).forward
+
+    def halved(module, *arguments, **keywords):
+        result = forward(module, *arguments, **keywords)
+        result.logits.mul_(0.5)
+        return result
+
+    ours.__class__ = type("Halved", (type(ours),), {"forward": halved})
+    with torch.no_grad():
+        whole = hf.loss(ours, microbatch(None))
+        assert not ours.concertina_ends_with_product
+        torch.testing.assert_close(hf.loss(ours, microbatch(None)), whole)
+    assert not built(options_of("phi", **families.SIZES)).concertina_ends_with_product
 
 
 def test_parameters_are_on_meta_and_buffers_have_their_values():

@@ -57,6 +57,17 @@ def test_loss_and_gradients_are_those_of_all_logits(
 
 
 @pytest.mark.parametrize("logits", [loss.CHUNK_LOGITS, 1000])
+def test_the_gradient_of_a_token_s_weight_is_its_loss(monkeypatch: pytest.MonkeyPatch, logits: int) -> None:
+    """By it, the trainer checks that the loss of a custom model is linear in the weights."""
+    monkeypatch.setattr(loss, "CHUNK_LOGITS", logits)
+    x, weight, targets, token_weights = inputs(torch.float64)
+    token_weights.requires_grad_()
+    [expected] = torch.autograd.grad(3 * whole(x, weight, targets, token_weights), token_weights)
+    [found] = torch.autograd.grad(3 * loss.summed_cross_entropy(x, weight, targets, token_weights), token_weights)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("logits", [loss.CHUNK_LOGITS, 1000])
 def test_correct_tokens_are_those_with_the_first_of_the_largest_logits(
     monkeypatch: pytest.MonkeyPatch, logits: int
 ) -> None:

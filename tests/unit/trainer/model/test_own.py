@@ -111,6 +111,30 @@ def test_a_loss_that_is_no_weighted_sum_is_told_by_its_gradient(name):
         model.prove(batch, loss.detach())
 
 
+def test_a_loss_in_float16_is_refused_in_training():
+    model = filled(OwnModel(own("workers.own:half"), torch.float32))
+    with torch.no_grad():
+        assert model(microbatch(0)).dtype == torch.float16
+    with pytest.raises(InvalidInput, match=r"compute it in float32, as \(losses\.float\(\) \* microbatch\.weights\)"):
+        model(microbatch(0))
+
+
+def test_a_loss_that_is_not_finite_proves_nothing():
+    """Otherwise an overflow in the first step would hide a mean until the next round."""
+    model = filled(OwnModel(own("workers.own:mean"), torch.float32))
+    temperature = model.model.temperature.detach().clone()
+    for value in (torch.inf, temperature):
+        with torch.no_grad():
+            model.model.temperature.copy_(torch.as_tensor(value))
+        batch = microbatch(0)
+        loss = model(batch)
+        loss.backward()
+        if not loss.isfinite():
+            model.prove(batch, loss.detach())
+    with pytest.raises(InvalidInput, match="the sum of each prediction's loss times its weight"):
+        model.prove(batch, loss.detach())
+
+
 def test_a_loss_that_is_one_is_proved_once():
     model, batch = filled(OwnModel(own("workers.own:spec"), torch.float32)), microbatch(0)
     loss = model(batch)

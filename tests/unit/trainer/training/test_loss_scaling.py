@@ -57,6 +57,22 @@ def test_a_loss_that_is_not_finite_is_no_matter_of_the_scale() -> None:
     assert not scaling.lowered(dataclasses.replace(OVERFLOW, loss=math.nan))
 
 
+def test_a_custom_model_s_loss_may_overflow_by_its_scale() -> None:
+    """Its code may add up losses in float16. A bad batch costs at most as many repetitions as the scale has bits."""
+    scaling = LossScaling(Precision.float16, LossScale(3, 5), own=True)
+    infinite = dataclasses.replace(OVERFLOW, loss=math.inf)
+    assert [scaling.lowered(infinite), scaling.lowered(OVERFLOW), scaling.lowered(GOOD)] == [True, True, False]
+    assert scaling.state == LossScale(1, 0, 2)
+    bad = LossScaling(Precision.float16, LossScale(), own=True)
+    repeated = 0
+    while bad.lowered(dataclasses.replace(OVERFLOW, loss=math.nan)):
+        repeated += 1
+    assert repeated == LossScale().exponent
+    bad.skipped()
+    assert bad.state.exponent == LossScale().exponent - 1
+    assert not LossScaling(Precision.bfloat16, LossScale(), own=True).lowered(infinite)
+
+
 def test_other_precisions_have_no_scale_and_keep_that_of_the_state() -> None:
     scaling = LossScaling(Precision.bfloat16, LossScale(7, 8, 9))
     assert not scaling.lowered(OVERFLOW)

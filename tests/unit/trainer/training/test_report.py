@@ -23,7 +23,8 @@ def test_tokens_are_those_of_the_step(monkeypatch, documents, total):
     sent = Sent()
     reporter = Reporter(TrainerConfig.model_validate(trainer), 0, sent, HeartbeatWriter({}), None)
     times = StepTimes(torch.device("cpu"))
-    reporter.begin(RoundInfo(0, "Fresh", times, token_flops=6.0, token_flops_full_attention=9.0, peak_flops=12.0))
+    flops = {"token_flops": 6.0, "token_flops_full_attention": 9.0, "peak_flops": 12.0, "recomputed_flops": 2.0}
+    reporter.begin(RoundInfo(0, "Fresh", times, **flops))
     reporter.step(StepInfo(1, 32, 4664, 1.0, 1.0, 1e-3, None, 0.0, 0.0, (), (), None, SnapshotInterval(3, 0.008)))
     told = sent[-1]
     assert told.tokens == total
@@ -31,3 +32,4 @@ def test_tokens_are_those_of_the_step(monkeypatch, documents, total):
     assert told.tokens_per_second * told.step_seconds == pytest.approx(4664)
     assert told.mfu == pytest.approx(told.tokens_per_second / 2)
     assert told.mfu_full_attention == pytest.approx(told.tokens_per_second * 9 / 12)
+    assert told.metrics["hfu"] == pytest.approx(told.tokens_per_second * 8 / 12)
