@@ -87,8 +87,8 @@ def _config(options: Mapping[str, Any]) -> Any:
         from transformers import AutoConfig
     except ImportError as error:
         raise InvalidInput(
-            f"trainer.model.hf needs transformers ({error}): install concertina-trainer[hf] in the image of the "
-            "container trainer."
+            f"trainer.model.hf needs transformers ({error}): install it by pip install 'concertina-trainer[hf]', "
+            "for a job in the image of the container trainer."
         ) from error
     if options.get("quantization_config"):
         raise InvalidInput(f"quantization_config in {NAME} is set: dequantize the weights first.")

@@ -6,13 +6,15 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, OlmoeForCausalLM
 
 from builders.train import families
 from concertina_state.errors import InvalidInput
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model import hf
 from concertina_trainer.model.spec import DataShape
+from concertina_trainer.planning.described_model import DataDescription, described
 
 LENGTH, SHAPE = 24, DataShape(24, 100)
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 128}
@@ -22,6 +24,7 @@ OTHERS = {
     "granite": {**families.SIZES, "pad_token_id": 0},
     "qwen3_moe": {**families.SIZES, **families.EXPERTS, "head_dim": 16},
     "gemma2": {**families.SIZES, **families.GEMMA},
+    "olmoe": families.OF_TRANSFORMERS["olmoe"],
 }
 
 
@@ -83,6 +86,25 @@ def test_parameters_are_on_meta_and_buffers_have_their_values():
     assert values.keys() == dict(theirs.named_buffers()).keys()
     for name, buffer in theirs.named_buffers():
         torch.testing.assert_close(values[name], buffer)
+
+
+def planned(kind):
+    """Return what `concertina plan` knows of a model."""
+    model = {"hf": "/none", "options": options_of(kind), "sequenceLength": LENGTH}
+    config = TrainerConfig.model_validate({"data": {"uri": "/none"}, "model": model, "globalBatchSize": 2})
+    return described(config, DataDescription(100))
+
+
+def test_tied_weights_are_planned_once():
+    found = planned("gpt2")
+    assert found.weights == found.trained == sum(p.numel() for p in built(options_of("gpt2")).parameters())
+
+
+def test_models_that_read_values_can_t_be_planned(monkeypatch):
+    """Such as the loop over the experts that have tokens, which transformers runs if torch has no grouped products."""
+    monkeypatch.setattr(OlmoeForCausalLM, "get_correct_experts_implementation", lambda model, requested: "eager")
+    with pytest.raises(InvalidInput, match=r"/none can't be planned, .*nonzero.*, and transformers reads values to"):
+        planned("olmoe")
 
 
 def test_names_in_files_are_the_module_s():
