@@ -11,11 +11,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from builders.train import node
 from builders.train.gradients import check, whole_gradient
 from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
+from concertina_state.errors import InvalidInput
 from concertina_state.format.read_plan import Box
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.export.export import export
+from concertina_trainer.generation.generate import Continuation, Sampling
 from concertina_trainer.model.initial import usual
 
 REASSOCIATION = 2e-4
@@ -97,6 +99,24 @@ def test_a_run_goes_on_in_another_world_and_is_exported(folder, parent, trainer,
     assert not torch.equal(again.transformer.wte.weight, model.transformer.wte.weight), "it was trained"
     settings = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     assert again.generate(torch.tensor([[1, 2, 3]]), **settings).shape == (1, 6)
+
+
+def test_it_generates_as_transformers_does(folder, parent, trainer, tmp_path):
+    made("gpt2", tmp_path / "model")
+    changed = {**config_of(trainer, "gpt2", tmp_path / "model"), "steps": 2}
+    stored = {"uri": f"file://{tmp_path}/run", "initFrom": str(tmp_path / "model")}
+    assert node.Job(folder, parent, changed, stored).run(1).codes == {0: 0}
+    checkpoint = StoredCheckpoint(resolve(stored["uri"]))
+    export(checkpoint).write(ObjectPrefix(str(tmp_path / "hf"), create=True))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+    tokens = list(b"The ")
+    settings = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    written = theirs.generate(torch.tensor([tokens]), **settings)[0, len(tokens) :].tolist()
+    ours = Continuation(checkpoint, device="cpu")
+    assert not set(written) & set(ours.vocabulary.ends)
+    assert ours.text("The ", sampling=Sampling(tokens=5)) == ours.vocabulary.decode(written)
+    with pytest.raises(InvalidInput, match="the text has 65 tokens, and max_position_embeddings of the model is 64"):
+        ours.logits([1] * 65)
 
 
 @pytest.mark.long(law="tests/train/trainer/test_hf.py::test_a_run_goes_on_in_another_world_and_is_exported")

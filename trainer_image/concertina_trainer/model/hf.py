@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -170,6 +170,22 @@ def _logits(module: Any, tokens: Tensor, document_ids: Tensor | None) -> Tensor:
     more = {} if document_ids is None else {"position_ids": positions(document_ids)}
     logits: Tensor = module(input_ids=tokens, use_cache=False, return_dict=True, **more).logits
     return logits
+
+
+@torch.no_grad()
+def next_logits(module: Any, tokens: Sequence[int], device: torch.device) -> Tensor:
+    """Return the logits of the token that follows `tokens`, `[vocabulary]`.
+
+    Raises:
+        InvalidInput: When the model has no positions for so many tokens.
+    """
+    longest = getattr(module.config.get_text_config(), "max_position_embeddings", None)
+    if longest and len(tokens) > longest:
+        raise InvalidInput(
+            f"the text has {len(tokens)} tokens, and max_position_embeddings of the model is {longest}: give a "
+            "shorter prompt, or generate fewer tokens."
+        )
+    return _logits(module, torch.tensor([tokens], device=device), None)[0, -1]
 
 
 def positions(document_ids: Tensor) -> Tensor:
