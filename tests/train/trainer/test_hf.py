@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from builders.train import node
+from builders.train import families, node
 from builders.train.gradients import check, whole_gradient
 from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
 from concertina_state.errors import InvalidInput
@@ -16,8 +16,8 @@ from concertina_state.format.read_plan import Box
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.sequence_reader import Reader
-from concertina_trainer.export.export import export
-from concertina_trainer.generation.generate import Continuation, Sampling
+from concertina_trainer.export.export import export, trainer_of
+from concertina_trainer.generation.generate import Continuation, Sampling, load
 from concertina_trainer.model.initial import usual
 
 REASSOCIATION = 2e-4
@@ -99,6 +99,46 @@ def test_a_run_goes_on_in_another_world_and_is_exported(folder, parent, trainer,
     assert not torch.equal(again.transformer.wte.weight, model.transformer.wte.weight), "it was trained"
     settings = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     assert again.generate(torch.tensor([[1, 2, 3]]), **settings).shape == (1, 6)
+
+
+EXPERTS_LAW = "tests/train/trainer/test_hf.py::test_experts_are_read_and_exported_one_by_one[olmoe]"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind if kind == "olmoe" else pytest.param(kind, marks=pytest.mark.long(law=EXPERTS_LAW))
+        for kind in families.OF_TRANSFORMERS
+    ],
+)
+def test_experts_are_read_and_exported_one_by_one(folder, parent, trainer, tmp_path, kind):
+    """Three ranks have parts of the experts of a layer. The files have one tensor for each expert."""
+    fields = {**families.OF_TRANSFORMERS[kind], "vocab_size": 260}
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **fields)).save_pretrained(tmp_path / "model")
+    changed = {**config_of(trainer, kind, tmp_path / "model"), "steps": 2}
+    stored = {"uri": f"file://{tmp_path}/run", "initFrom": str(tmp_path / "model")}
+    outcome = node.Job(folder, parent, changed, stored).run(3)
+    assert set(outcome.codes.values()) == {0}, outcome.output
+    begun = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
+    config = TrainerConfig.model_validate(changed)
+    reader = Reader(config.data, LENGTH, config.seed)
+    tokens = torch.from_numpy(reader.read(0, config.global_batch_size))
+    with torch.no_grad():
+        loss = F.cross_entropy(begun(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten())
+    assert outcome.losses[1] == pytest.approx(loss.item(), rel=1e-5)
+    checkpoint = StoredCheckpoint(resolve(stored["uri"]))
+    export(checkpoint).write(ObjectPrefix(str(tmp_path / "hf"), create=True))
+    published, exported = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "hf"))
+    assert {name: weight.shape for name, weight in exported.items()} == {
+        name: weight.shape for name, weight in published.items()
+    }
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+    trained = load(checkpoint, trainer_of(checkpoint).model)
+    with torch.no_grad():
+        logits = [model(tokens[:, :-1]).logits for model in (trained, again, begun)]
+    torch.testing.assert_close(logits[0], logits[1], rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(logits[0], logits[2], atol=1e-3), "it was trained"
 
 
 def test_it_generates_as_transformers_does(folder, parent, trainer, tmp_path):

@@ -2,14 +2,13 @@
 
 The options of the ModelSpec are the fields of the model's config.json. Code in the model's folder is never run: only
 the classes of the installed transformers are used. The models are in eval() mode, so that they draw no random numbers
-(dropout), and their results do not depend on the number of ranks.
+(dropout), and their results do not depend on the number of ranks. `hf_files` has the names of their tensors in files.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -246,31 +245,6 @@ def _prove(module: Any, device: torch.device, documents: bool) -> bool:
                 "Joined or Bucketed."
             )
     return True
-
-
-def own_names(module: Any) -> Callable[[str], str | None]:
-    """Return the function from the name of a tensor in a file to its name in the module.
-
-    The function returns None if the module does without the tensor, and raises InvalidInput if the module has no such
-    tensor. Files have the names of the module. Some files leave out the prefix of the base model, or have the prefix
-    although the module has none.
-    """
-    names, tied = set(module.state_dict(keep_vars=True)), tied_names(module)
-    prefix = f"{module.base_model_prefix}."
-    ignored = (*(module._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$")
-
-    def own_name(name: str) -> str | None:
-        own = next((own for own in (name, f"{prefix}{name}", name.removeprefix(prefix)) if own in names), None)
-        if own is not None:
-            return None if own in tied else own
-        if any(re.search(pattern, name) for pattern in ignored):
-            return None
-        raise InvalidInput(
-            f"the tensor {name:.100} is not a weight of {type(module).__name__} of transformers under this name: "
-            "trainer.model.hf reads only files whose tensors have the names of the module."
-        )
-
-    return own_name
 
 
 spec = ModelSpec(build, loss, blocks)

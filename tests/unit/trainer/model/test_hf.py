@@ -107,14 +107,6 @@ def test_models_that_read_values_can_t_be_planned(monkeypatch):
         planned("olmoe")
 
 
-def test_names_in_files_are_the_module_s():
-    own = hf.own_names(built(options_of("gpt2")))
-    assert own("transformer.h.0.ln_1.weight") == own("h.0.ln_1.weight") == "transformer.h.0.ln_1.weight"
-    assert own("lm_head.weight") is None
-    with pytest.raises(InvalidInput, match=r"the tensor h\.0\.gate is not a weight of GPT2LMHeadModel"):
-        own("h.0.gate")
-
-
 def test_models_that_do_not_fit_are_refused():
     """BERT attends in both directions, and Mamba ignores where documents begin."""
     bert = {**families.SIZES, "is_decoder": False, "intermediate_size": 48}
