@@ -90,6 +90,8 @@ def test_a_run_goes_on_in_another_world_and_is_exported(folder, parent, trainer,
     assert set(resumed.codes.values()) == {0}, resumed.output
     assert resumed.progress[-1].restored_from == "Memory"
     assert {**first.losses, **resumed.losses} == pytest.approx(whole.losses, rel=REASSOCIATION)
+    read = f"gpt2 with 3 layers and {model.num_parameters():,} weights"
+    assert [run.progress[-1].settings["model.hf"] for run in (first, resumed)] == [read, read], "in each round"
     export(StoredCheckpoint(resolve(stored["uri"]))).write(ObjectPrefix(str(tmp_path / "hf"), create=True))
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
     exported = load_file(tmp_path / "hf/model.safetensors")

@@ -8,6 +8,7 @@ the classes of the installed transformers are used. The models are in eval() mod
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
@@ -245,6 +246,14 @@ def _prove(module: Any, device: torch.device, documents: bool) -> bool:
                 "Joined or Bucketed."
             )
     return True
+
+
+def left_out(module: Any) -> str:
+    """Return what the files may have and transformers does not load: a layer after the last one, or ""."""
+    layers = module.config.get_text_config().num_hidden_layers
+    further = f"model.layers.{layers}.mlp"  # predicts further tokens
+    ignored = module._keys_to_ignore_on_load_unexpected or ()
+    return f"layer {layers} of the files" if any(re.search(pattern, further) for pattern in ignored) else ""
 
 
 spec = ModelSpec(build, loss, blocks)

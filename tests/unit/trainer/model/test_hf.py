@@ -107,6 +107,13 @@ def test_models_that_read_values_can_t_be_planned(monkeypatch):
         planned("olmoe")
 
 
+def test_a_layer_that_transformers_does_not_load_is_named():
+    module = built(options_of("deepseek_v3", **families.OF_TRANSFORMERS["deepseek_v3"]))
+    assert hf.left_out(module) == "", "the published model has 61 layers"
+    module._keys_to_ignore_on_load_unexpected = [r"model\.layers\.3.*"]
+    assert hf.left_out(module) == "layer 3 of the files"
+
+
 def test_models_that_do_not_fit_are_refused():
     """BERT attends in both directions, and Mamba ignores where documents begin."""
     bert = {**families.SIZES, "is_decoder": False, "intermediate_size": 48}
