@@ -59,6 +59,7 @@ from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.errors import RollBack
 from concertina_trainer.fitting import fitted
 from concertina_trainer.layouts import problems
+from concertina_trainer.model import hf
 from concertina_trainer.model.flops import peak_flops, recomputed_flops, token_flops
 from concertina_trainer.model.optimizer import LocalOptimizer
 from concertina_trainer.model.own import OwnSpec, own_spec
@@ -66,7 +67,7 @@ from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel import compiled, group, summing, tensor
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.parallelize import parallelized
-from concertina_trainer.state.described_model import with_described_model
+from concertina_trainer.state.described_model import read_model_setting, with_described_model
 from concertina_trainer.state.restore import NEW_RUN, Recorded, recorded, restore, usable_start
 from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.training import collection
@@ -249,6 +250,9 @@ def run(channel: RoundChannel, start: Start, reporter: Reporter) -> Done:
             for part in built.model.parts:
                 compiled.compile_blocks(part)
     config = built.config
+    read = read_model(built)
+    reporter.settings = {**reporter.settings, **read}
+    reporter.note(f"model.hf is {read['model.hf']}" if config.model.hf else "")
     if config.compile is None:
         reporter.settings = {**reporter.settings, "compile": compile.value}
         obstacle = compile_obstacle(config) if cuda else ""
@@ -314,6 +318,14 @@ def build(
     optimizer = LocalOptimizer(model, config.optimizer, step, exact=config.bitwise)
     state = TrainState(model, config, optimizer, world, saved.frozen)
     return Built(config, checkpoint, world, reader, aside, model, optimizer, state)
+
+
+def read_model(built: Built) -> dict[str, str]:
+    """Return the entry of the status for a model that was read for `model.from` or `model.hf`, if there is one."""
+    own = built.model.own
+    layers, weights = (len(own.blocks), own.weights) if own else (0, 0)
+    left_out = hf.left_out(own.model) if own and built.config.model.hf else ""
+    return read_model_setting(built.config.model, layers, weights, left_out)
 
 
 def _check_data(config: TrainerConfig, digest: str) -> None:

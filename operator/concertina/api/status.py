@@ -266,7 +266,7 @@ class StragglerMark(StatusModel):
 
 
 class SettingMark(StatusModel):
-    """Value that the trainer chose for a field that the spec does not set."""
+    """Value that the trainer chose for a field that the spec does not set, or the model that it read for a field."""
 
     field: Annotated[str, Field(max_length=253)] = Field(description="Path of the field below spec.trainer.")
     value: Annotated[str, Field(max_length=1024)] = Field(description="Its value.")
@@ -419,7 +419,8 @@ class JobStatus(StatusModel):
     settings: tuple[SettingMark, ...] = Field(
         default=(),
         max_length=16,
-        description="Values that the trainer chose for fields that spec.trainer does not set. The run keeps them.",
+        description="Values that the trainer chose for fields that spec.trainer does not set. The run keeps them. For "
+        "model.from and model.hf, the value is the model that the trainer read.",
     )
     batch_assignment: tuple[ShareMark, ...] = Field(
         default=(),

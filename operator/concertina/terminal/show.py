@@ -35,6 +35,8 @@ COLOURS = {
 _TIME_COLOURS = {"productive": "green", "communication": "green", "unknown": "dim", "suspended": "dim"}
 ENDED = ("Complete", "Failed")
 EVENT_COLUMNS = ("Event", "", "Reason", "Ago", "Message")
+READ_MODELS = ("model.from", "model.hf")
+"""Fields of `status.settings` whose value is the model that the trainer has read."""
 _SHARES, _CAUSES, _EVENTS = 4, 5, 8
 _BAR = 30
 """Maximum length of a bar in characters."""
@@ -236,8 +238,11 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
         )
         more = ", ..." if len(status.batch_assignment) > _SHARES else ""
         yield "Shares", f"sequences per step, smallest share first: {', '.join(shares)}{more}"
-    if status.settings:
-        yield "Chosen", ", ".join(f"{mark.field} {mark.value}" for mark in status.settings)
+    for setting in status.settings:
+        if setting.field in READ_MODELS:
+            yield "Model", f"{setting.value} ({setting.field})"
+    if chosen := [f"{each.field} {each.value}" for each in status.settings if each.field not in READ_MODELS]:
+        yield "Chosen", ", ".join(chosen)
     restarts = status.restarts
     yield (
         "Failures",

@@ -67,6 +67,18 @@ MODELS = {
 }  # fmt: skip
 """By name: `model_type`, and fields of its config.json beside SIZES."""
 
+MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "pad_token_id": 0}
+OF_TRANSFORMERS = {
+    "olmoe": {**SIZES, "num_experts": 4, "num_experts_per_tok": 2, "pad_token_id": 0},
+    "qwen2_moe": {**SIZES, **MIXTURE, "num_experts": 4, "shared_expert_intermediate_size": 40},
+    "deepseek_v3": {
+        **SIZES, **MIXTURE, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
+        "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+    },
+}  # fmt: skip
+"""Models whose published files have one tensor for each expert, and that only `model.hf` trains, by `model_type`."""
+
 
 def made(name, **changed):
     """Return the model with random weights. Norms are not 1, and biases not 0, so that each of them matters."""

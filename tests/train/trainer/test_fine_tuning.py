@@ -24,7 +24,8 @@ def generate(*arguments):
 
 def train(parent, folder, memory, steps, **model):
     """Train a tiny Qwen 3 on chats in a folder, which gets the model, the data, and the checkpoints of the run."""
-    families.made("qwen3", vocab_size=400, num_hidden_layers=2).save_pretrained(folder / "model")
+    untrained = families.made("qwen3", vocab_size=400, num_hidden_layers=2)
+    untrained.save_pretrained(folder / "model")
     file = chats.tokenizer(folder / "model", chats.REASONING)
     records = [chats.chat(number) for number in NUMBERS]
     assert chats.built(folder / "data", file, records, LENGTH) == 0
@@ -37,6 +38,8 @@ def train(parent, folder, memory, steps, **model):
     outcome = node.Job(memory, parent, trainer, checkpoint).run(2)
     assert set(outcome.codes.values()) == {0}, outcome.output
     assert outcome.losses[steps] < 1.2 < 3 < outcome.losses[1]
+    read = f"qwen3 with 2 layers and {untrained.num_parameters():,} weights"
+    assert outcome.progress[-1].settings["model.from"] == read
     return folder
 
 

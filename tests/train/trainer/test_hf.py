@@ -8,14 +8,16 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from builders.train import node, states
+from builders.train import families, node, states
 from builders.train.gradients import check, whole_gradient
 from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
+from concertina_state.errors import InvalidInput
 from concertina_state.format.read_plan import Box
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.sequence_reader import Reader
-from concertina_trainer.export.export import export
+from concertina_trainer.export.export import export, trainer_of
+from concertina_trainer.generation.generate import Continuation, Sampling, load
 from concertina_trainer.model.initial import usual
 from train.trainer.test_precisions import BOUND as ROUNDED_BLOCKS
 
@@ -96,6 +98,8 @@ def test_a_run_goes_on_in_another_world_and_is_exported(folder, parent, trainer,
     assert set(resumed.codes.values()) == {0}, resumed.output
     assert resumed.progress[-1].restored_from == "Memory"
     assert {**first.losses, **resumed.losses} == pytest.approx(whole.losses, rel=REASSOCIATION)
+    read = f"gpt2 with 3 layers and {model.num_parameters():,} weights"
+    assert [run.progress[-1].settings["model.hf"] for run in (first, resumed)] == [read, read], "in each round"
     export(StoredCheckpoint(resolve(stored["uri"]))).write(ObjectPrefix(str(tmp_path / "hf"), create=True))
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
     exported = load_file(tmp_path / "hf/model.safetensors")
@@ -143,6 +147,64 @@ def test_in_float16_losses_differ_by_its_rounding(folder, parent, trainer, tmp_p
         losses[precision] = outcome.losses
     assert losses["Float16"] == pytest.approx(losses["Float32"], rel=ROUNDED_BLOCKS)
     assert losses["Float16"] != losses["Float32"]
+
+
+EXPERTS_LAW = "tests/train/trainer/test_hf.py::test_experts_are_read_and_exported_one_by_one[olmoe]"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind if kind == "olmoe" else pytest.param(kind, marks=pytest.mark.long(law=EXPERTS_LAW))
+        for kind in families.OF_TRANSFORMERS
+    ],
+)
+def test_experts_are_read_and_exported_one_by_one(folder, parent, trainer, tmp_path, kind):
+    """Three ranks have parts of the experts of a layer. The files have one tensor for each expert."""
+    fields = {**families.OF_TRANSFORMERS[kind], "vocab_size": 260}
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **fields)).save_pretrained(tmp_path / "model")
+    changed = {**config_of(trainer, kind, tmp_path / "model"), "steps": 2}
+    stored = {"uri": f"file://{tmp_path}/run", "initFrom": str(tmp_path / "model")}
+    outcome = node.Job(folder, parent, changed, stored).run(3)
+    assert set(outcome.codes.values()) == {0}, outcome.output
+    begun = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
+    config = TrainerConfig.model_validate(changed)
+    reader = Reader(config.data, LENGTH, config.seed)
+    tokens = torch.from_numpy(reader.read(0, config.global_batch_size))
+    with torch.no_grad():
+        loss = F.cross_entropy(begun(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten())
+    assert outcome.losses[1] == pytest.approx(loss.item(), rel=1e-5)
+    checkpoint = StoredCheckpoint(resolve(stored["uri"]))
+    export(checkpoint).write(ObjectPrefix(str(tmp_path / "hf"), create=True))
+    published, exported = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "hf"))
+    assert {name: weight.shape for name, weight in exported.items()} == {
+        name: weight.shape for name, weight in published.items()
+    }
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+    trained = load(checkpoint, trainer_of(checkpoint).model)
+    with torch.no_grad():
+        logits = [model(tokens[:, :-1]).logits for model in (trained, again, begun)]
+    torch.testing.assert_close(logits[0], logits[1], rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(logits[0], logits[2], atol=1e-3), "it was trained"
+
+
+def test_it_generates_as_transformers_does(folder, parent, trainer, tmp_path):
+    made("gpt2", tmp_path / "model")
+    changed = {**config_of(trainer, "gpt2", tmp_path / "model"), "steps": 2}
+    stored = {"uri": f"file://{tmp_path}/run", "initFrom": str(tmp_path / "model")}
+    assert node.Job(folder, parent, changed, stored).run(1).codes == {0: 0}
+    checkpoint = StoredCheckpoint(resolve(stored["uri"]))
+    export(checkpoint).write(ObjectPrefix(str(tmp_path / "hf"), create=True))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+    tokens = list(b"The ")
+    settings = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    written = theirs.generate(torch.tensor([tokens]), **settings)[0, len(tokens) :].tolist()
+    ours = Continuation(checkpoint, device="cpu")
+    assert not set(written) & set(ours.vocabulary.ends)
+    assert ours.text("The ", sampling=Sampling(tokens=5)) == ours.vocabulary.decode(written)
+    with pytest.raises(InvalidInput, match="the text has 65 tokens, and max_position_embeddings of the model is 64"):
+        ours.logits([1] * 65)
 
 
 @pytest.mark.long(law="tests/train/trainer/test_hf.py::test_a_run_goes_on_in_another_world_and_is_exported")

@@ -14,8 +14,10 @@ from xml.etree import ElementTree as xml
 
 import pytest
 from click.testing import Result
+from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from builders.train import families
 from concertina.cli.main import app
 from concertina_data.data_manifest import FORMAT, NAME, DataManifest, Field, TokenizerFacts, token_field
 from concertina_trainer.config.model_config import ModelConfig
@@ -259,6 +261,40 @@ def test_memory_in_the_text_and_in_a_search(file: Path) -> None:
     title, _, _, row = done.stdout.splitlines()
     assert title == "The fastest layouts of planned on 8 H100, InfiniBand-400:"
     assert re.search(r"\d+\.\d%  +\d+\.\d [MG]iB  +\w", row), "MFU, memory and what holds it back"
+
+
+OF_TRANSFORMERS = {
+    "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, "vocab_size": 512},
+    "olmo2": {**families.SIZES, "max_position_embeddings": 128, "pad_token_id": 0},
+    "olmoe": {**families.OF_TRANSFORMERS["olmoe"], "max_position_embeddings": 128},
+}
+"""A model with a tied output layer, one like Llama, and one with experts."""
+HF_LAW = "tests/unit/trainer/model/test_hf.py::test_tied_weights_are_planned_once"
+
+
+def of_transformers(folder: Path) -> Path:
+    trainer = {**TRAINER, "model": {"hf": str(folder), "sequenceLength": 128}}
+    return written(folder, trainer=trainer, parallelism=None, workersPerReplica=1)
+
+
+@pytest.mark.long(law=HF_LAW)
+@pytest.mark.parametrize("kind", OF_TRANSFORMERS)
+def test_a_model_of_transformers_is_planned_with_the_weights_that_it_has(tmp_path: Path, kind: str) -> None:
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **OF_TRANSFORMERS[kind]))
+    model.config.save_pretrained(tmp_path)
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    [size] = planned(of_transformers(tmp_path), "--replicas", 4, "--vocab-size", 100)["sizes"]
+    assert (size["parameters"], size["trainedParameters"]) == (weights, weights)
+    [rank] = size["memory"]
+    assert rank["kinds"]["weights"] == pytest.approx(4 * weights / 4, rel=0.01)
+    assert rank["kinds"]["moments"] == pytest.approx(8 * weights / 4, rel=0.01)
+    assert size["snapshotBytes"] == 5 * 12 * weights // 4 + (9 << 20)
+
+
+def test_a_model_of_transformers_without_its_config_is_refused(tmp_path: Path) -> None:
+    done = plan(of_transformers(tmp_path), "--vocab-size", 100)
+    assert f"trainer.model.hf can't be planned: {tmp_path} has no config.json" in done.stderr
+    assert (done.exit_code, done.stdout) == (1, "")
 
 
 AUDIO = ROOT / "examples" / "audio"

@@ -1,5 +1,6 @@
 """Output of `concertina status JOB`."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from concertina.api.status import (
     JobStatus,
     RollbackMark,
     SampleRange,
+    SettingMark,
     ShareMark,
     rfc3339,
     unix_seconds,
@@ -85,6 +87,14 @@ def test_what_others_have_written_is_shown_as_it_is() -> None:
         with console.capture() as captured:
             console.print(detail({**job, "status": JobStatus(rollback=back).manifest()}), width=300)
         assert words in captured.get()
+
+
+def test_the_model_that_was_read_is_no_choice_of_the_trainer() -> None:
+    read = SettingMark(field="model.hf", value="olmoe with 16 layers and 6,919,161,856 weights")
+    text = said(JobStatus(settings=(SettingMark(field="microBatchSize", value="2"), read)))
+    assert re.search(r"Model +olmoe with 16 layers and 6,919,161,856 weights \(model\.hf\) *\n", text)
+    assert re.search(r"Chosen +microBatchSize 2 *\n", text)
+    assert "Chosen" not in said(JobStatus(settings=(read,)))
 
 
 def test_who_computes_how_much_where_that_follows_speed() -> None:

@@ -228,7 +228,10 @@ class Progress:
     snapshots: Optional[SnapshotInterval] = None
     """Interval of snapshots in this round, from its second snapshot on."""
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Values that the trainer chose for fields that spec.trainer does not set, by path below spec.trainer."""
+    """Values that the trainer chose for fields that spec.trainer does not set, by path below spec.trainer.
+
+    For model.from and model.hf, the value is the model that the trainer read.
+    """
     optimizer: str = ""
     """Class of the optimizer whose steps are counted, or "" if the worker reports its steps itself.
 

@@ -1,6 +1,7 @@
 """Export of a checkpoint's weights as a Hugging Face model: sharded safetensors, config.json and the tokenizer.
 
-The export requires neither torch nor numpy, with one exception: numpy merges low-rank adapters into their weights.
+The export requires neither torch nor numpy, with two exceptions: numpy merges low-rank adapters into their weights, and
+transformers names the tensors of a model of `trainer.model.hf`.
 
 The format of the index: https://huggingface.co/docs/transformers/big_models (model.safetensors.index.json).
 """
@@ -32,6 +33,8 @@ from concertina_trainer.state.weights import frozen_files
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from concertina_trainer.model.hf_files import HfFiles
 
 FILE_BYTES = 5 * 10**9
 """Maximum size in bytes of one file of weights. A single tensor that is larger still becomes one file."""
@@ -194,21 +197,48 @@ def _remark(trainer: TrainerConfig) -> str:
 
 
 def _of_transformers(checkpoint: StoredCheckpoint, trainer: TrainerConfig, data: str, ema: bool) -> Export:
-    """Return the export of a model of `trainer.model.hf`, under the names of its module."""
+    """Return the export of a model of `trainer.model.hf`, under the names that transformers writes.
+
+    Raises:
+        InvalidInput: When transformers is missing, or can't read a tensor again.
+    """
     if ema:
         require_average(checkpoint, trainer)
     shards = shards_of(checkpoint, trainer.model)
     wholes = whole_chunks(shards, trainer.model)
     if ema:
         wholes |= whole_chunks(shards, trainer.model, AVERAGES)
+    files = _files_of_transformers(trainer.model)
     tensors = [
-        Tensor(name.removeprefix(hf_names.MODEL), (Part(chunk),), chunk.global_shape)
-        for name, chunk in sorted(wholes.items())
+        Tensor(
+            name, (Part(_placed(chunk, place.box)),), chunk.global_shape if place.box is None else place.box.shape[1:]
+        )
+        for own, chunk in wholes.items()
+        for name, place in files.names(own.removeprefix(hf_names.MODEL))
     ]
+    tensors.sort(key=lambda tensor: tensor.name)
     tokenizer = exported(trainer, checkpoint.manifest.data, data)
     dtype = TORCH_NAMES[max((tensor.dtype for tensor in tensors), key=ITEM_SIZES.__getitem__)]
     config = {**(trainer.model.options or {}), "torch_dtype": dtype, **tokenizer.config}
     return Export(checkpoint.uri, shards, tensors, {"config.json": config, **tokenizer.files}, tokenizer.message)
+
+
+def _files_of_transformers(model: ModelConfig) -> HfFiles:
+    """Return the names of a model's tensors in files.
+
+    Raises:
+        InvalidInput: When torch or transformers is missing.
+    """
+    try:
+        from concertina_trainer.model.hf import build
+        from concertina_trainer.model.hf_files import HfFiles
+        from concertina_trainer.model.spec import DataShape
+    except ImportError as error:
+        raise InvalidInput(
+            f"transformers knows the names of the tensors of this model, and can't be used here ({error}): install "
+            "concertina-trainer[hf], or use --to safetensors to keep the names of the trainer."
+        ) from error
+    return HfFiles(build(model.options or {}, DataShape(1, 0)))
 
 
 def require_average(checkpoint: StoredCheckpoint, trainer: TrainerConfig) -> None:
@@ -293,6 +323,11 @@ def _tensors(shards: Sequence[ShardReader], model: ModelConfig, ema: bool = Fals
             expert_name = exported_name.replace(EXPERT, str(number))
             tensors[expert_name] = Tensor(expert_name, (Part(_of_expert(chunk, number), adapter),), shape[1:])
     return [tensors[name] for name in sorted(tensors)]
+
+
+def _placed(chunk: Chunk, box: Box | None) -> Chunk:
+    """Return a part of a whole tensor, or the tensor itself without a box."""
+    return chunk if box is None else dataclasses.replace(chunk, offsets=box.offsets, shape=box.shape)
 
 
 def _of_expert(chunk: Chunk, number: int) -> Chunk:

@@ -9,6 +9,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+from concertina_state.format.read_plan import Box
 from concertina_trainer.config.model_config import ModelConfig, Projection
 from concertina_trainer.format.hf_families import ENDS, EXPERT, NAMES, Family
 
@@ -25,6 +26,18 @@ class OwnName:
     name: str
     expert: int | None = None
     """Number of the expert if the tensor is one expert's part of the weight, or None for the whole weight."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Place of a tensor of a file in a tensor of a module of transformers."""
+
+    name: str
+    """Name of the module's tensor."""
+    whole: tuple[int, ...] = ()
+    """Shape of the module's tensor, if the file has a part of it."""
+    box: Box | None = None
+    """Part of the module's tensor, or None for the whole tensor. In the file, the part has no first dimension."""
 
 
 def theirs(name: str, family: Family) -> str | None:

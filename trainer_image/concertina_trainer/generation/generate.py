@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.errors import InvalidInput
@@ -22,8 +22,10 @@ from concertina_trainer.export.tokenizer_files import data_of
 from concertina_trainer.format.adapters import matrices
 from concertina_trainer.format.hf_names import MODEL
 from concertina_trainer.generation.vocabulary import Vocabulary, read_vocabulary
+from concertina_trainer.model import hf
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.quantized import dequantized, quantized
+from concertina_trainer.model.spec import DataShape
 from concertina_trainer.parallel.shard import HALF
 
 _MULTIPLE = 64
@@ -59,14 +61,21 @@ class Continuation:
             StorageError: When storage can't be read.
         """
         trainer = trainer_of(checkpoint)
-        if trainer.model.custom:
+        if trainer.model.entrypoint:
             raise InvalidInput(
-                f"{checkpoint.uri} is of {trainer.model.named}: only the bundled decoder generates texts. Export the "
-                "checkpoint of a model of transformers (trainer.model.hf), and generate with transformers."
+                f"{checkpoint.uri} is of {trainer.model.named}: only the bundled decoder and models of "
+                "trainer.model.hf generate texts."
             )
         self.vocabulary: Vocabulary = read_vocabulary(*data_of(trainer, checkpoint.manifest.data, data))
         self._device = _device(device)
-        self._model = load(checkpoint, trainer.model).to(self._device, _dtype(trainer, self._device))
+        self._model = load(checkpoint, trainer.model)
+        dtype = _dtype(trainer, self._device)
+        if isinstance(self._model, Decoder):
+            self._model.to(dtype)
+        else:  # transformers keeps the precision of buffers, as in training
+            for parameter in self._model.parameters():
+                parameter.data = parameter.data.to(dtype)
+        self._model.to(self._device)
 
     @torch.no_grad()
     def text(self, prompt: str, chat: bool = False, sampling: Sampling = Sampling()) -> str:
@@ -94,7 +103,13 @@ class Continuation:
 
     @torch.no_grad()
     def logits(self, tokens: Sequence[int]) -> Tensor:
-        """Return the logits for the token that follows `tokens`, as float32 `[vocabulary]`."""
+        """Return the logits for the token that follows `tokens`, as float32 `[vocabulary]`.
+
+        Raises:
+            InvalidInput: When a model of transformers has no positions for so many tokens.
+        """
+        if not isinstance(self._model, Decoder):
+            return hf.next_logits(self._model, tokens, self._device)[: self.vocabulary.size].float().cpu()
         filled = torch.zeros(1, -(-len(tokens) // _MULTIPLE) * _MULTIPLE, dtype=torch.int64)
         filled[0, : len(tokens)] = torch.tensor(tokens)  # no token attends to what follows it
         norm = self._model.norm
@@ -115,30 +130,39 @@ def chosen(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> in
     return int(tokens[torch.multinomial(kept, 1, generator=generator)])
 
 
-def load(checkpoint: StoredCheckpoint, config: ModelConfig) -> Decoder:
+def load(checkpoint: StoredCheckpoint, config: ModelConfig) -> nn.Module:
     """Return the model of a checkpoint, on the CPU.
 
     Raises:
-        InvalidInput: When the checkpoint has other weights than the model.
+        InvalidInput: When the checkpoint has other weights than the model, or transformers can't build the model.
         StorageError: When storage can't be read.
     """
     shards = shards_of(checkpoint, config)
     chunks = {name.removeprefix(MODEL): chunk for name, chunk in whole_chunks(shards, config).items()}
     plan = reads({number: shard.header for number, shard in enumerate(shards)}, list(chunks.values()))
     plan.require(checkpoint.uri)
-    with torch.device("meta"):
-        model = Decoder(config)
+    model = _empty(config)
     weights = {}
     for name, chunk in chunks.items():
         flat = torch.frombuffer(content_of(chunk, shards, plan), dtype=getattr(torch, TORCH_NAMES[chunk.dtype]))
         weights[name] = flat.reshape(chunk.shape)
         if config.lora and config.lora.frozen_dtype.quantized and matrices(name)[0] in chunks:
             weights[name] = dequantized(*quantized(weights[name], config.lora.frozen_dtype), torch.float32)
+    if config.hf:
+        weights |= {name: weights[first] for name, first in hf.tied_names(model).items() if first in weights}
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:
         raise InvalidInput(f"{checkpoint.uri} has other weights than its model: {str(error)[:500]}.") from error
     return model
+
+
+def _empty(config: ModelConfig) -> nn.Module:
+    """Return the model with parameters on the meta device."""
+    if config.hf:
+        return hf.build(config.options or {}, DataShape(1, 0))
+    with torch.device("meta"):
+        return Decoder(config)
 
 
 def _device(name: str) -> torch.device:

@@ -2,14 +2,14 @@
 
 The options of the ModelSpec are the fields of the model's config.json. Code in the model's folder is never run: only
 the classes of the installed transformers are used. The models are in eval() mode, so that they draw no random numbers
-(dropout), and their results do not depend on the number of ranks.
+(dropout), and their results do not depend on the number of ranks. `hf_files` has the names of their tensors in files.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 from unittest import mock
 
@@ -94,8 +94,8 @@ def _config(options: Mapping[str, Any]) -> Any:
         from transformers import AutoConfig
     except ImportError as error:
         raise InvalidInput(
-            f"trainer.model.hf needs transformers ({error}): install concertina-trainer[hf] in the image of the "
-            "container trainer."
+            f"trainer.model.hf needs transformers ({error}): install it by pip install 'concertina-trainer[hf]', "
+            "for a job in the image of the container trainer."
         ) from error
     if options.get("quantization_config"):
         raise InvalidInput(f"quantization_config in {NAME} is set: dequantize the weights first.")
@@ -230,6 +230,22 @@ def _ends_with_product(module: Any) -> bool:
     return False
 
 
+@torch.no_grad()
+def next_logits(module: Any, tokens: Sequence[int], device: torch.device) -> Tensor:
+    """Return the logits of the token that follows `tokens`, `[vocabulary]`.
+
+    Raises:
+        InvalidInput: When the model has no positions for so many tokens.
+    """
+    longest = getattr(module.config.get_text_config(), "max_position_embeddings", None)
+    if longest and len(tokens) > longest:
+        raise InvalidInput(
+            f"the text has {len(tokens)} tokens, and max_position_embeddings of the model is {longest}: give a "
+            "shorter prompt, or generate fewer tokens."
+        )
+    return _logits(module, torch.tensor([tokens], device=device), None)[0, -1]
+
+
 def positions(document_ids: Tensor) -> Tensor:
     """Return the position of each token within its document, int64 `[rows, length]`."""
     places = torch.arange(document_ids.size(1), device=document_ids.device).expand_as(document_ids)
@@ -290,29 +306,12 @@ def _prove(module: Any, device: torch.device, documents: bool) -> bool:
     return True
 
 
-def own_names(module: Any) -> Callable[[str], str | None]:
-    """Return the function from the name of a tensor in a file to its name in the module.
-
-    The function returns None if the module does without the tensor, and raises InvalidInput if the module has no such
-    tensor. Files have the names of the module. Some files leave out the prefix of the base model, or have the prefix
-    although the module has none.
-    """
-    names, tied = set(module.state_dict(keep_vars=True)), tied_names(module)
-    prefix = f"{module.base_model_prefix}."
-    ignored = (*(module._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$")
-
-    def own_name(name: str) -> str | None:
-        own = next((own for own in (name, f"{prefix}{name}", name.removeprefix(prefix)) if own in names), None)
-        if own is not None:
-            return None if own in tied else own
-        if any(re.search(pattern, name) for pattern in ignored):
-            return None
-        raise InvalidInput(
-            f"the tensor {name:.100} is not a weight of {type(module).__name__} of transformers under this name: "
-            "trainer.model.hf reads only files whose tensors have the names of the module."
-        )
-
-    return own_name
+def left_out(module: Any) -> str:
+    """Return what the files may have and transformers does not load: a layer after the last one, or ""."""
+    layers = module.config.get_text_config().num_hidden_layers
+    further = f"model.layers.{layers}.mlp"  # predicts further tokens
+    ignored = module._keys_to_ignore_on_load_unexpected or ()
+    return f"layer {layers} of the files" if any(re.search(pattern, further) for pattern in ignored) else ""
 
 
 spec = ModelSpec(build, loss, blocks)

@@ -37,6 +37,7 @@ HERE = (
     "`concertina plan` runs it, so install its package, add its folder to PYTHONPATH, or plan in its image "
     "(--python 'docker run --rm -i --entrypoint python3 IMAGE')"
 )
+NO_VALUES = "so the loss must not read values (.item(), .tolist(), if)"
 PATIENCE_SECONDS = 20.0
 """Seconds to wait for a data store that does not respond.
 
@@ -112,10 +113,10 @@ def running(own: OwnSpec | None) -> Iterator[None]:
     except Exception as error:
         if own is None:
             raise
+        reads = "and transformers reads values to compute this model" if own.config.model.hf else NO_VALUES
         raise InvalidInput(
             f"the loss of {own.config.model.named} can't be planned, because it raised {said(error)}. "
-            "Planning computes the loss with tensors that have shapes but no values, so the loss must not "
-            "read values (.item(), .tolist(), if)."
+            f"Planning computes the loss with tensors that have shapes but no values, {reads}."
         ) from error
 
 
@@ -170,13 +171,16 @@ def _matrices(model: Stages) -> list[Tensor]:
 def _computed_in(model: nn.Module, dtype: torch.dtype) -> None:
     """Replace the parameters by uninitialized ones in `dtype`, which is the dtype in which FSDP gathers them.
 
-    Module.to can't cast a module under fake tensors.
+    Module.to can't cast a module under fake tensors. A parameter of several modules stays one parameter.
     """
     cpu = torch.device("cpu")
+    cast: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            cast = torch.empty(parameter.shape, dtype=dtype, device=cpu)
-            setattr(module, name, nn.Parameter(cast, parameter.requires_grad))
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if parameter not in cast:
+                empty = torch.empty(parameter.shape, dtype=dtype, device=cpu)
+                cast[parameter] = nn.Parameter(empty, parameter.requires_grad)
+            setattr(module, name, cast[parameter])
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, torch.empty_like(buffer, device=cpu))
 

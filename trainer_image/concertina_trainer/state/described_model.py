@@ -57,7 +57,7 @@ def with_described_model(config: TrainerConfig, start: Restore, channel: Request
     kind = hf_config.family_of(whole.model)
     name = kind[0] if kind else "a decoder"
     return whole, (
-        f"the model is the one in {where}: {name}, {whole.model.layers} layers, {whole.model.weights:,} weights"
+        f"the model is the one in {where}: {name}, {whole.model.layers} layers, {_read_weights(whole.model):,} weights"
         + (f". {left_out}" if left_out else "")
     )
 
@@ -89,6 +89,36 @@ def _with_options(config: TrainerConfig, uri: str, start: Restore, channel: Requ
     return whole, (
         f"the model is the one in {where}: {options.get('model_type')}, computed by transformers, without dropout"
     )
+
+
+def read_model_setting(model: ModelConfig, layers: int, weights: int, left_out: str) -> dict[str, str]:
+    """Return the model that was read for `model.from` or `model.hf`, as an entry of `status.settings`.
+
+    Every round reports the same value, because a round that restores a saved state no longer reads config.json. The
+    result is empty if the spec has all fields of the model.
+
+    Args:
+        model: Model with all fields.
+        layers: Number of layers of a model of transformers.
+        weights: Number of weights of a model of transformers.
+        left_out: What transformers leaves out of the files, or "".
+    """
+    if model.hf is not None:
+        field, kind, without = "model.hf", (model.options or {}).get("model_type"), left_out
+    elif model.from_ is not None:
+        found = hf_config.family_of(model)
+        kind, prediction_layers = (found[0], found[1].prediction_layers) if found else ("a decoder", "")
+        without = f"the layers of {prediction_layers}" if prediction_layers else ""
+        field, layers, weights = "model.from", model.layers, _read_weights(model)
+    else:
+        return {}
+    size = f"{kind} with {layers} layers and {weights:,} weights"
+    return {field: f"{size}, without {without}" if without else size}
+
+
+def _read_weights(model: ModelConfig) -> int:
+    """Return the number of weights in the files of a model, which have no adapters."""
+    return model.model_copy(update={"lora": None}).weights
 
 
 def read_options(uri: str) -> dict[str, Any]:

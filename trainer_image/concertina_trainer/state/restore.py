@@ -29,7 +29,7 @@ from concertina_trainer.config.checkpoint_config import CheckpointConfig, Damage
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.format import hf_config
-from concertina_trainer.model.hf import own_names
+from concertina_trainer.model.hf_files import HfFiles
 from concertina_trainer.parallel.group import DistContext, of_first_rank
 from concertina_trainer.state.dcp_folder import DcpFolder, is_dcp
 from concertina_trainer.state.frozen import begun_with, forget
@@ -381,8 +381,8 @@ def _files(uri: str, model: ModelConfig, state: TrainState, world: DistContext) 
     files = final(lambda: SafetensorsFiles(uri))
     if model.hf:
         assert state.own is not None
-        module = state.own.model
-        weights, unchecked = final(lambda: files.of_module(model.options or {}, own_names(module)))
+        place = HfFiles(state.own.own.module()).place
+        weights, unchecked = final(lambda: files.of_module(model.options or {}, place))
     else:
         weights, unchecked = final(lambda: files.of(model))
     if unchecked and world.rank == 0:

@@ -143,13 +143,13 @@ class SafetensorsFiles:
         return files, unchecked or remark
 
     def of_module(
-        self, options: Mapping[str, Any], own_name: Callable[[str], str | None]
+        self, options: Mapping[str, Any], place: Callable[[str], hf_names.Place | None]
     ) -> tuple[list[FileWeights], str]:
         """Return the tensors of the files, under the names of a module of transformers, and a remark for the log.
 
         Args:
             options: Fields of the config.json of the module.
-            own_name: Function that returns the module's name of a tensor, or None if the tensor is not read.
+            place: Function that returns the place of a tensor in the module, or None if the tensor is not read.
 
         Raises:
             InvalidInput: When config.json describes another model, or a file can't be used.
@@ -161,10 +161,9 @@ class SafetensorsFiles:
         def chunks(key: str) -> Iterator[StoredChunk]:
             with _readable(f"{self._folder.uri}/{key}"):
                 for name, entry, header_size, where in self._entries(key):
-                    own = own_name(name)
+                    own = place(name)
                     if own is not None:
-                        dtype, shape = _form(name, entry, where)
-                        yield StoredChunk(_chunk(own, dtype, shape), header_size + data_begin(entry))
+                        yield StoredChunk(_placed(own, name, entry, where), header_size + data_begin(entry))
 
         weights = [
             FileWeights(self._folder, key, named)
@@ -271,6 +270,23 @@ def _chunks_of(
     offsets = (weight.expert, *(0 for _ in shape))
     chunk = Chunk(f"{hf_names.MODEL}{weight.name}", dtype, offsets, (1, *shape), (experts, *shape))
     yield StoredChunk(chunk, begin)
+
+
+def _placed(place: hf_names.Place, name: str, entry: dict[str, Any], where: str) -> Chunk:
+    """Return the chunk of a tensor of a module of transformers that one tensor of a file contains.
+
+    Raises:
+        InvalidInput: When the tensor is of another shape than its place.
+    """
+    dtype, shape = _form(name, entry, where)
+    if place.box is None:
+        return _chunk(place.name, dtype, shape)
+    if shape != place.box.shape[1:]:
+        raise InvalidInput(
+            f"{name} in {where} has the shape {list(shape)}, but the model of trainer.model.hf needs "
+            f"{list(place.box.shape[1:])}."
+        )
+    return Chunk(f"{hf_names.MODEL}{place.name}", dtype, place.box.offsets, place.box.shape, place.whole)
 
 
 def _form(name: str, entry: Mapping[str, Any], where: str) -> tuple[str, tuple[int, ...]]:

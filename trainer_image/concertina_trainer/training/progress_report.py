@@ -118,7 +118,10 @@ class Reporter:
         self._stalled_by = ""
         self._evaluated: Evaluated | None = None
         self.settings: Mapping[str, str] = {}
-        """Values that were chosen for fields that the job leaves out, by path of the field."""
+        """Values that were chosen for fields that the job leaves out, by path of the field.
+
+        For model.from and model.hf, the value is the model that was read.
+        """
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:

@@ -240,7 +240,8 @@ def test_a_script_that_reports_after_counted_steps_has_replayed_none_of_them() -
 
 def test_settings_that_the_trainer_chose_stay_in_the_status() -> None:
     seen = jobs.running(jobs.spec())
-    chosen = {"microBatchSize": "2", "memory.activations": "KeepProducts"}
+    read = "glm4_moe with 46 layers and 106,000,000 weights, without the layers of num_nextn_predict_layers"
+    chosen = {"microBatchSize": "2", "memory.activations": "KeepProducts", "model.from": read}
     reported = with_coordinator(seen, progress=progress(44, T0 + 11, settings=chosen))
     status = plan(reported, T0 + 12.5).status
     assert {mark.field: mark.value for mark in status.settings} == chosen

@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch._C._distributed_c10d import FakeStore
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma3ForConditionalGeneration
 
+from builders import pages
 from builders.train import families, small
 from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.errors import InvalidInput
@@ -126,6 +127,29 @@ def test_logits_are_those_of_transformers(tmp_path, monkeypatch, name):
     check_logits(decoder, again)
     settings = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     assert torch.equal(again.generate(tokens(), **settings), model.generate(tokens(), **settings))
+
+
+def test_the_text_of_gemma_3_with_images_is_saved_as_the_page_says(tmp_path):
+    fields = {**families.SIZES, **families.GEMMA3}
+    vision = {
+        "model_type": "siglip_vision_model", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 16, "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    images = {"boi_token_index": 125, "eoi_token_index": 126, "image_token_index": 127, "mm_tokens_per_image": 4}
+    torch.manual_seed(3)
+    config = AutoConfig.for_model("gemma3", text_config=fields, vision_config=vision, **images)
+    whole = Gemma3ForConditionalGeneration(config).eval()
+    whole.to(torch.bfloat16).save_pretrained(tmp_path / "whole")
+    with pytest.raises(InvalidInput, match='model_type is "gemma3"'):
+        config_of(tmp_path / "whole")
+    [block] = pages.beginning_with("models.md", "from transformers import AutoTokenizer, Gemma3ForCausalLM")
+    *lines, tokenizer = block.text.replace("google/gemma-3-4b-pt", str(tmp_path / "whole")).splitlines()
+    assert tokenizer.startswith("AutoTokenizer")
+    exec("\n".join(lines).replace("gemma-3-4b-text", str(tmp_path / "text")), {})
+    decoder = decoder_of(config_of(tmp_path / "text"), tmp_path / "text")
+    check_logits(
+        decoder, Gemma3ForConditionalGeneration.from_pretrained(tmp_path / "whole", dtype=torch.float32).eval()
+    )
 
 
 ALL = ["Query", "Key", "Value", "Output", "Gate", "Up", "Down"]

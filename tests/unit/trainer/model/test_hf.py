@@ -7,14 +7,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, OlmoeForCausalLM
 
 from builders.train import families
 from concertina_state.errors import InvalidInput
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model import hf
 from concertina_trainer.model import loss as chunked_loss
 from concertina_trainer.model.spec import DataShape
+from concertina_trainer.planning.described_model import DataDescription, described
 
 LENGTH, SHAPE = 24, DataShape(24, 100)
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 128}
@@ -24,6 +26,7 @@ OTHERS = {
     "granite": {**families.SIZES, "pad_token_id": 0},
     "qwen3_moe": {**families.SIZES, **families.EXPERTS, "head_dim": 16},
     "gemma2": {**families.SIZES, **families.GEMMA},
+    "olmoe": families.OF_TRANSFORMERS["olmoe"],
 }
 
 
@@ -143,12 +146,30 @@ def test_parameters_are_on_meta_and_buffers_have_their_values():
         torch.testing.assert_close(values[name], buffer)
 
 
-def test_names_in_files_are_the_module_s():
-    own = hf.own_names(built(options_of("gpt2")))
-    assert own("transformer.h.0.ln_1.weight") == own("h.0.ln_1.weight") == "transformer.h.0.ln_1.weight"
-    assert own("lm_head.weight") is None
-    with pytest.raises(InvalidInput, match=r"the tensor h\.0\.gate is not a weight of GPT2LMHeadModel"):
-        own("h.0.gate")
+def planned(kind):
+    """Return what `concertina plan` knows of a model."""
+    model = {"hf": "/none", "options": options_of(kind), "sequenceLength": LENGTH}
+    config = TrainerConfig.model_validate({"data": {"uri": "/none"}, "model": model, "globalBatchSize": 2})
+    return described(config, DataDescription(100))
+
+
+def test_tied_weights_are_planned_once():
+    found = planned("gpt2")
+    assert found.weights == found.trained == sum(p.numel() for p in built(options_of("gpt2")).parameters())
+
+
+def test_models_that_read_values_can_t_be_planned(monkeypatch):
+    """Such as the loop over the experts that have tokens, which transformers runs if torch has no grouped products."""
+    monkeypatch.setattr(OlmoeForCausalLM, "get_correct_experts_implementation", lambda model, requested: "eager")
+    with pytest.raises(InvalidInput, match=r"/none can't be planned, .*nonzero.*, and transformers reads values to"):
+        planned("olmoe")
+
+
+def test_a_layer_that_transformers_does_not_load_is_named():
+    module = built(options_of("deepseek_v3", **families.OF_TRANSFORMERS["deepseek_v3"]))
+    assert hf.left_out(module) == "", "the published model has 61 layers"
+    module._keys_to_ignore_on_load_unexpected = [r"model\.layers\.3.*"]
+    assert hf.left_out(module) == "layer 3 of the files"
 
 
 def test_models_that_do_not_fit_are_refused():
