@@ -104,25 +104,38 @@ def _whole(dimension: str) -> LayoutRule:
         f"parallelism.{dimension}",
         f"!has(self.trainer.model.entrypoint) && !has(self.trainer.model.hf) || self.parallelism.{dimension} == 1",
         lambda trainer, parallelism: trainer.model.custom is None or getattr(parallelism, dimension) == 1,
-        f"{dimension} divides the bundled decoder, and the model of trainer.model.entrypoint or hf supports only "
-        f"parallelism.shard: remove parallelism.{dimension}",
+        f"{dimension} divides the bundled decoder, and the model of trainer.model.entrypoint or hf does not support "
+        f"it: remove parallelism.{dimension}",
     )
 
 
 def _of_sizes(rule: LayoutRule) -> LayoutRule:
     """Return the rule with an exception: it accepts a spec in which `trainer.model.from` is set.
 
-    The sizes of such a model are in another file. The trainer checks the rule once it has read that file.
+    The sizes of such a model are in another file. The trainer checks the rule once it has read that file. Rules on
+    tensor parallelism also accept `trainer.model.hf`. There the trainer checks the widths of the model's weights.
     """
-    return dataclasses.replace(
-        rule,
-        cel=f"has(self.trainer.model.from) || ({rule.cel})",
-        holds=lambda trainer, parallelism: trainer.model.from_ is not None or rule.holds(trainer, parallelism),
-    )
+    described = "has(self.trainer.model.from)"
+    if rule.field == "parallelism.tensor":
+        described += " || has(self.trainer.model.hf)"
+
+    def holds(trainer: TrainerConfig, parallelism: ParallelismConfig) -> bool:
+        model = trainer.model
+        is_described = model.from_ is not None or (rule.field == "parallelism.tensor" and model.hf is not None)
+        return is_described or rule.holds(trainer, parallelism)
+
+    return dataclasses.replace(rule, cel=f"{described} || ({rule.cel})", holds=holds)
 
 
 _RULES = (
-    *map(_whole, ("tensor", "pipeline", "context")),
+    LayoutRule(
+        "parallelism.tensor",
+        "!has(self.trainer.model.entrypoint) || self.parallelism.tensor == 1",
+        lambda trainer, parallelism: trainer.model.entrypoint is None or parallelism.tensor == 1,
+        "tensor divides the bundled decoder and models of trainer.model.hf, and the model of trainer.model.entrypoint "
+        "does not support it: remove parallelism.tensor",
+    ),
+    *map(_whole, ("pipeline", "context")),
     LayoutRule(
         "parallelism.tensor",
         f"{_HEADS} % self.parallelism.tensor == 0",
@@ -150,8 +163,11 @@ _RULES = (
     ),
     LayoutRule(
         "parallelism.tensor",
-        f"{_LENGTH} / self.parallelism.context % self.parallelism.tensor == 0",
-        lambda trainer, parallelism: trainer.model.sequence_length // parallelism.context % parallelism.tensor == 0,
+        f"has({_MODEL}.hf) || {_LENGTH} / self.parallelism.context % self.parallelism.tensor == 0",
+        lambda trainer, parallelism: (
+            trainer.model.hf is not None
+            or trainer.model.sequence_length // parallelism.context % parallelism.tensor == 0
+        ),
         "tensor must divide trainer.model.sequenceLength / context, because the group also divides the "
         "sequence between layers",
     ),
@@ -179,6 +195,12 @@ _RULES = (
         "asyncTensor computes the gradients of a product's input and weight together, and schedule "
         "InterleavedZeroBubble needs them separately: choose another parallelism.schedule, or remove "
         "asyncTensor",
+    ),
+    LayoutRule(
+        "parallelism.asyncTensor",
+        "!self.parallelism.asyncTensor || !has(self.trainer.model.hf)",
+        lambda trainer, parallelism: not parallelism.async_tensor or trainer.model.hf is None,
+        "asyncTensor overlaps the matrix products of the bundled decoder only: remove asyncTensor or trainer.model.hf",
     ),
     LayoutRule(
         "parallelism.asyncTensor",

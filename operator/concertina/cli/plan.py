@@ -151,6 +151,11 @@ def _with_described_model(spec: JobSpec, trainer: TrainerConfig) -> JobSpec:
     uri, field = trainer.model.from_ or trainer.model.hf, "hf" if trainer.model.hf else "from"
     if uri is None:
         return spec
+    if trainer.model.hf and spec.parallelism.tensor > 1:
+        raise UserError(
+            "`concertina plan` does not know what the tensor groups of trainer.model.hf send: plan the job without "
+            "parallelism.tensor."
+        )
     try:
         from concertina_state.objects.prefix import StorageError
         from concertina_trainer.state.described_model import filled_config, read_model, read_options

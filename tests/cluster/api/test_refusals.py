@@ -273,10 +273,22 @@ ALL_REFUSED = [
     ("hf and from", JOB, [("spec.trainer.model", {"hf": "/a", "from": "/b"})], "with hf, only sequenceLength applies"),
     ("hf and layers", JOB, [("spec.trainer.model", {"hf": "/a", "layers": 3})], "with hf, only sequenceLength applies"),
     (
-        "hf and tensor",
+        "hf and pipeline",
         JOB,
-        [("spec.trainer.model", {"hf": "/a"}), ("spec.parallelism", {"tensor": 2})],
-        "the model of trainer.model.entrypoint or hf supports only parallelism.shard",
+        [("spec.trainer.model", {"hf": "/a"}), ("spec.parallelism", {"pipeline": 2})],
+        "the model of trainer.model.entrypoint or hf does not support it: remove parallelism.pipeline",
+    ),
+    (
+        "hf and experts",
+        JOB,
+        [("spec.trainer.model", {"hf": "/a"}), ("spec.parallelism", {"expert": 2})],
+        "trainer.model.experts is absent",
+    ),
+    (
+        "hf and asyncTensor",
+        JOB,
+        [("spec.trainer.model", {"hf": "/a"}), ("spec.parallelism", {"tensor": 2, "asyncTensor": True})],
+        "asyncTensor overlaps the matrix products of the bundled decoder only",
     ),
     (
         "adapters of gpt-oss's experts",
@@ -426,7 +438,7 @@ ALL_REFUSED = [
         "a model of one's own and stages",
         JOB,
         [OWN_MODEL, ("spec.parallelism", {"pipeline": 2})],
-        "supports only parallelism.shard",
+        "does not support it: remove parallelism.pipeline",
     ),
     (
         "overlapped tensor groups over replicas",

@@ -28,9 +28,13 @@ class Step:
         self.world = group.join(os.environ, parallelism, self.config.model.experts is not None)
         self.data = json.loads(os.environ["DATA"])
         length = self.config.model.sequence_length
-        shape = DataShape(length, self.data["vocabulary"], {"features": self.data["width"]})
-        own = OwnSpec(self.config, shape) if self.config.model.entrypoint else None
+        shape = DataShape(
+            length, self.data["vocabulary"], {"features": self.data["width"]} if self.data["width"] else {}
+        )
+        own = OwnSpec(self.config, shape) if self.config.model.custom else None
         self.model = parallelized(self.config, self.world, own)
+        if own:
+            self.model.whole.proofs.clear()  # all ranks draw the same weights, so a tensor group has equal heads
         with torch.no_grad():
             for _, parameter in self.model.named_parameters():
                 local(parameter).normal_(0, 0.02)

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from builders.train import families, node, states
-from builders.train.gradients import check, whole_gradient
+from builders.train.gradients import check, computed, whole_gradient
+from concertina_protocol import Restore
 from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
 from concertina_state.errors import InvalidInput
 from concertina_state.format.read_plan import Box
@@ -19,12 +20,14 @@ from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.export.export import export, trainer_of
 from concertina_trainer.generation.generate import Continuation, Sampling, load
 from concertina_trainer.model.initial import usual
+from concertina_trainer.parallel.hf_tensor import ADDED_UP
 from train.trainer.test_precisions import BOUND as ROUNDED_BLOCKS
 
 REASSOCIATION = 2e-4
 """As in test_resume.py."""
 LENGTH = 32
 SIZES = {"vocab_size": 260, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+HEADS = {**SIZES, "num_key_value_heads": 2, "intermediate_size": 48, "pad_token_id": 0}
 MODELS = {
     "gpt2": {"vocab_size": 260, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64},
     "olmo2": {**SIZES, "intermediate_size": 48, "pad_token_id": 0},
@@ -32,8 +35,15 @@ MODELS = {
         **SIZES, "intermediate_size": 48, "pad_token_id": 0, "n_routed_experts": 5, "num_experts_per_tok": 2,
         "moe_intermediate_size": 24, "first_k_dense_replace": 1, "head_dim": 16, "num_key_value_heads": 2,
     },
+    "llama": HEADS,
+    "qwen3": {**HEADS, "head_dim": 16},
+    "gemma2": {**HEADS, **families.GEMMA},
+    "phi3": HEADS,
 }  # fmt: skip
-"""GPT 2 has a tied output layer, and GLM 4.5 a buffer in its files, and experts of which some ranks use none."""
+"""GPT 2 has a tied output layer, and GLM 4.5 a buffer in its files, and experts of which some ranks use none.
+
+The others are divided by their plans for tensor parallelism, like OLMo 2.
+"""
 ROUNDED = {
     "gpt_oss": {
         **SIZES, "intermediate_size": 24, "num_local_experts": 5, "num_experts_per_tok": 2, "num_key_value_heads": 2,
@@ -41,8 +51,17 @@ ROUNDED = {
     },
 }  # fmt: skip
 """Model with experts whose files have the names of its module."""
-WORLDS = {"1": (1, {}), "3": (3, {}), "hsdp": (4, {"shard": 2})}
-LAW = "tests/train/trainer/test_hf.py::test_gradients_are_those_of_transformers[gpt2-3]"
+WORLDS = {
+    "1": (1, {}), "3": (3, {}), "hsdp": (4, {"shard": 2}), "tensor": (4, {"tensor": 2}),
+    "copies x tensor": (4, {"tensor": 2, "shard": 1}),
+}  # fmt: skip
+CASES = [
+    *((kind, world) for kind in ("gpt2", "olmo2", "glm4_moe") for world in ("1", "3", "hsdp")),
+    *((kind, "tensor") for kind in ("llama", "qwen3", "olmo2", "gemma2")),
+    ("qwen3", "copies x tensor"),
+]
+HERE = "tests/train/trainer/test_hf.py"
+LAW, TENSOR_LAW = (f"{HERE}::test_gradients_are_those_of_transformers[{case}]" for case in ("gpt2-3", "qwen3-tensor"))
 
 
 def made(kind, folder):
@@ -60,9 +79,10 @@ def config_of(trainer, kind, folder, **options):
 @pytest.mark.parametrize(
     ("kind", "world"),
     [
-        pytest.param(kind, world, marks=[] if (kind, world) == ("gpt2", "3") else [pytest.mark.long(law=LAW)])
-        for kind in MODELS
-        for world in WORLDS
+        (kind, world)
+        if f"[{kind}-{world}]" in LAW + TENSOR_LAW
+        else pytest.param(kind, world, marks=pytest.mark.long(law=TENSOR_LAW if "tensor" in world else LAW))
+        for kind, world in CASES
     ],
 )
 def test_gradients_are_those_of_transformers(parent, trainer, tmp_path, kind, world):
@@ -81,6 +101,74 @@ def test_gradients_are_those_of_transformers(parent, trainer, tmp_path, kind, wo
     found = whole_gradient(parent, changed, size, tmp_path, parallelism=parallelism)
     found["late"] = []  # transformers is imported by each worker
     check(found, {name: p.grad for name, p in model.named_parameters()}, loss.item())
+
+
+DIVIDED = {
+    "llama": ("llama", HEADS),
+    "biases": ("llama", {**HEADS, "attention_bias": True, "mlp_bias": True}),
+    "tied": ("llama", {**HEADS, "tie_word_embeddings": True}),
+    "norms of heads": ("qwen3", {**HEADS, "head_dim": 16}),
+    "norms of gathered heads": ("olmo2", HEADS),
+    "norms without weights": ("olmo", HEADS),
+    "gemma2": ("gemma2", {**HEADS, **families.GEMMA}),
+    "scaled embedding": ("gemma3_text", {**HEADS, **families.GEMMA, "num_hidden_layers": 7}),
+    "merged projections": ("phi3", HEADS),
+    "merged feed-forward": ("glm4", {**HEADS, "head_dim": 16, "attention_bias": True}),
+    "two layers in the feed-forward": ("starcoder2", {**HEADS, "use_bias": True}),
+}
+ROUNDED = {"scaled embedding"}
+"""Models that transformers computes in float32 in part."""
+
+
+ATTENTION = {
+    "layers.*.self_attn.q_proj": "colwise", "layers.*.self_attn.k_proj": "colwise",
+    "layers.*.self_attn.v_proj": "colwise", "layers.*.self_attn.o_proj": "rowwise",
+}  # fmt: skip
+FEED_FORWARD = {
+    "layers.*.mlp.gate_proj": "colwise", "layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise",
+}  # fmt: skip
+WRONG = {
+    "left out": ("qwen3", ATTENTION, "have different gradients of model.layers.0.self_attn.q_norm.weight"),
+    "added up": (
+        "qwen3", {**FEED_FORWARD, "layers.*.self_attn.q_norm": ADDED_UP},
+        "have equal gradients of model.layers.0.self_attn.q_norm.weight",
+    ),
+    "not gathered": (
+        "phi3", {"layers.*.mlp.gate_up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"},
+        "is wrong for this configuration: it changes logits",
+    ),
+}  # fmt: skip
+"""Mistakes of plans that give wrong gradients, or another model, without an error."""
+
+
+@pytest.fixture(scope="module")
+def of_group(parent, trainer, tmp_path_factory):
+    """Results of a tensor group of two ranks. Padding is in the middle of the second rank's vocabulary."""
+    models = {**DIVIDED, **{
+        name: (kind, {**MODELS[kind], "base_model_tp_plan": plan}) for name, (kind, plan, _) in WRONG.items()
+    }}  # fmt: skip
+    models = {name: (kind, {**options, "pad_token_id": 201}) for name, (kind, options) in models.items()}
+    path = tmp_path_factory.mktemp("group")
+    return computed(parent, "workers.hf_tensor:main", trainer, 2, path, {"tensor": 2}, MODELS=json.dumps(models))
+
+
+def test_a_tensor_group_computes_the_gradients_of_one_process(of_group):
+    """In float64, of every parameter, without FSDP."""
+    for name in DIVIDED:
+        (loss, expected), (divided_loss, gradients) = of_group[name]
+        assert divided_loss == pytest.approx(loss, rel=1e-12, abs=0), name
+        assert gradients.keys() == expected.keys()
+        for parameter, gradient in expected.items():
+            close = (1e-6 if name in ROUNDED else 1e-12) * gradient.abs().max().item() + 1e-14
+            torch.testing.assert_close(
+                gradients[parameter], gradient, rtol=0, atol=close,
+                msg=lambda said, at=(name, parameter): f"{at}: {said}",
+            )  # fmt: skip
+
+
+def test_a_plan_that_is_wrong_is_refused(of_group):
+    for name, (_, _, says) in WRONG.items():
+        assert says in of_group[name], name
 
 
 def test_a_run_goes_on_in_another_world_and_is_exported(folder, parent, trainer, tmp_path):
@@ -118,7 +206,8 @@ def test_muon_updates_layers_and_their_experts_in_every_world(folder, parent, tr
     changed = config_of(trainer, "glm4_moe", tmp_path / "model")
     changed["optimizer"] = {**trainer["optimizer"], "name": "Muon"}
     losses = {}
-    for name, (size, parallelism) in WORLDS.items():
+    for name in ("1", "3", "hsdp"):
+        size, parallelism = WORLDS[name]
         stored = {"uri": f"file://{tmp_path}/{name}", "initFrom": str(tmp_path / "model")}
         job = node.Job(folder / name, parent, changed, stored)
         job.environment["CONCERTINA_PARALLELISM"] = json.dumps(parallelism)
@@ -207,7 +296,65 @@ def test_it_generates_as_transformers_does(folder, parent, trainer, tmp_path):
         ours.logits([1] * 65)
 
 
-@pytest.mark.long(law="tests/train/trainer/test_hf.py::test_a_run_goes_on_in_another_world_and_is_exported")
+@pytest.mark.long(law=f"{HERE}::test_a_run_goes_on_in_another_world_and_is_exported")
+def test_a_run_goes_on_with_tensor_parallelism_and_without(folder, parent, trainer, tmp_path):
+    """Workers stay, and get other parts of the weights. Masked documents, tied weights, and clipped gradients."""
+    made("gemma2", tmp_path / "model")
+    changed = config_of(trainer, "gemma2", tmp_path / "model")
+    changed["optimizer"] = {**changed["optimizer"], "maxGradNorm": 0.05}
+    changed["data"] = {**changed["data"], "documents": "Masked"}
+    stored = {"uri": f"file://{tmp_path}/run", "initFrom": str(tmp_path / "model")}
+    whole = node.Job(folder / "whole", parent, changed, {**stored, "uri": f"file://{tmp_path}/whole"}).run(1)
+    assert whole.codes == {0: 0}, whole.output
+    job, losses, restore = node.Job(folder / "cut", parent, changed, stored, stays=True), {}, node.FRESH
+    for step, size, parallelism in ((3, 3, {}), (6, 4, {"tensor": 2}), (9, 2, {"tensor": 2}), (None, 3, {})):
+        job.environment["CONCERTINA_PARALLELISM"] = json.dumps(parallelism)
+        outcome = job.run(size, restore, node.Script(kill=(step, (size - 1,))) if step else node.Script())
+        assert outcome.losses, outcome.output
+        losses |= outcome.losses
+        restore = job.newest() if step else restore
+    assert set(outcome.codes.values()) == {0}, outcome.output
+    assert losses == pytest.approx(whole.losses, rel=REASSOCIATION)
+
+
+@pytest.mark.long(
+    law="tests/train/checkpoints/test_layouts.py::test_a_checkpoint_holds_the_bits_of_one_rank[fsdp x tensor]"
+)
+def test_a_checkpoint_of_a_tensor_group_holds_the_bits_of_one_rank(folder, parent, trainer, tmp_path):
+    made("qwen3", tmp_path / "model")
+    changed = {**config_of(trainer, "qwen3", tmp_path / "model"), "steps": 3}
+    alone = {"uri": f"file://{tmp_path}/alone", "initFrom": str(tmp_path / "model")}
+    [durable] = node.Job(folder / "alone", parent, changed, alone).run(1).durable
+    job = node.Job(folder / "cut", parent, changed, {"uri": f"file://{tmp_path}/cut"})
+    job.environment["CONCERTINA_PARALLELISM"] = json.dumps({"tensor": 2})
+    outcome = job.run(4, Restore("Storage", 3, durable=durable))
+    assert outcome.errors == [], outcome.output
+    expected, found = (states.of_checkpoint(uri) for uri in (durable.uri, outcome.durable[0].uri))
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name].view(torch.uint8), value.view(torch.uint8)), name
+    for uri, out in ((durable.uri, "of one"), (outcome.durable[0].uri, "of four")):
+        export(StoredCheckpoint(uri)).write(ObjectPrefix(str(tmp_path / out), create=True))
+    files = [(tmp_path / out / "model.safetensors").read_bytes() for out in ("of one", "of four")]
+    assert files[0] == files[1]
+
+
+@pytest.mark.long(law=f"{HERE}::test_a_plan_that_is_wrong_is_refused")
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_job_with_a_plan_that_is_wrong_fails_before_its_first_update(folder, parent, trainer, tmp_path, mistake):
+    kind, plan, says = WRONG[mistake]
+    made(kind, tmp_path / "model")
+    config = tmp_path / "model/config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_tp_plan": plan}))
+    stored = {"uri": f"file://{tmp_path}/run", "initFrom": str(tmp_path / "model")}
+    job = node.Job(folder, parent, config_of(trainer, kind, tmp_path / "model"), stored)
+    job.environment["CONCERTINA_PARALLELISM"] = json.dumps({"tensor": 2})
+    outcome = job.run(2)
+    assert any(says in fault.message for fault in outcome.faults.values()), outcome.output
+    assert not outcome.losses
+
+
+@pytest.mark.long(law=f"{HERE}::test_a_run_goes_on_in_another_world_and_is_exported")
 def test_what_can_t_begin_is_refused(folder, parent, trainer, tmp_path):
     made("olmo2", tmp_path / "model")
     made("gpt2", tmp_path / "other")

@@ -135,6 +135,11 @@ def test_a_picture(file: Path, tmp_path: Path) -> None:
             ("--replicas", 3),
             "not a multiple of the block of 2 workers: the nearest that fit: 2 and 4",
         ),
+        (
+            {"trainer": {**TRAINER, "model": {"hf": "/none", "sequenceLength": 128}}, "parallelism": {"tensor": 2}},
+            (),
+            "does not know what the tensor groups of trainer.model.hf send: plan the job without parallelism.tensor",
+        ),
         ({"parallelism": {"shard": 16}}, (), "it must be a multiple of 8"),
         (
             {},

@@ -17,6 +17,7 @@ ZERO_BUBBLE = {"pipeline": 2, "schedule": "InterleavedZeroBubble"}
 QUANTIZED = {"model": {"dim": 256, "heads": 4, "hiddenDim": 1024, "lora": {"frozenDtype": "NormalFloat4"}}}
 NARROW_QUANTIZED = {"model": {"dim": 96, "heads": 4, "lora": {"frozenDtype": "Int8"}}}
 OWN_MODEL = {"model": {"entrypoint": "package.module:spec", "options": {"dim": 8}}}
+HF_MODEL = {"model": {"hf": "/models/a", "sequenceLength": 30}}
 SIX_EXPERTS = {"model": {"experts": {"count": 6}}}
 NARROW_SHARED = {"model": {"heads": 16, "experts": {"count": 6, "hiddenDim": 24, "shared": 1}}}
 
@@ -60,6 +61,9 @@ def test_sizes_that_are_not_known_yet_allow_every_layout() -> None:
         ({"precision": "Float8", "model": {"dim": 256, "heads": 4}}, {"tensor": 2}, "trainer.precision: ", "tensor"),
         ({"precision": "Float8", "model": {"dim": 72, "heads": 4}}, {}, "trainer.precision: ", "to BFloat16"),
         (OWN_MODEL, {"tensor": 2}, "parallelism.tensor: tensor divides the bundled decoder", "the nearest that fit: 1"),
+        (HF_MODEL, {"expert": 2}, "parallelism.expert: expert divides the experts", "the nearest that fit: 1"),
+        (HF_MODEL, {"tensor": 2, "async_tensor": True}, "parallelism.asyncTensor: ", "or trainer.model.hf"),
+        (HF_MODEL, {"pipeline": 2}, "parallelism.pipeline: ", "pipeline is 2: the nearest that fit: 1"),
         (OWN_MODEL, {"context": 4}, "parallelism.context: ", "context is 4: the nearest that fit: 1"),
     ],
 )  # fmt: skip
@@ -69,6 +73,11 @@ def test_what_does_not_fit_is_refused_with_the_nearest_that_does(
     (sentence,) = problems(config(**trainer), **degrees)
     assert sentence.startswith(start)
     assert sentence.endswith(end)
+
+
+def test_models_of_transformers_are_divided_by_their_own_sizes() -> None:
+    """The defaults of the decoder's fields say nothing about such a model, and no group divides its sequences."""
+    assert problems(config(**HF_MODEL), tensor=7) == ()
 
 
 def test_experts_are_dealt_out_within_groups_before_other_sequences_workers() -> None:

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -240,6 +240,8 @@ class OwnModel(nn.Module):
         """Modules that the model's author has put into eval() mode. They stay in eval() mode during training."""
         self.weights = sum(parameter.numel() for parameter in self.model.parameters())
         self.proved = False
+        self.proofs: list[Callable[[], None]] = []
+        """Checks of the model's parallel layout, for `prove`."""
         self._versions: list[int] = []
 
     @torch.no_grad()
@@ -322,6 +324,8 @@ class OwnModel(nn.Module):
                 f"the model of {name} writes into its buffers, which would then differ between workers. Use "
                 "norms without running statistics (LayerNorm, GroupNorm)."
             )
+        for proof in self.proofs:
+            proof()
 
     def _buffer_versions(self) -> list[int]:
         return [buffer._version for buffer in self.model.buffers()]

@@ -14,6 +14,7 @@ from concertina_trainer.model.stages import Stages, divided
 from concertina_trainer.parallel import detached, expert, tensor
 from concertina_trainer.parallel.context_parallel import ContextParallel
 from concertina_trainer.parallel.group import DistContext
+from concertina_trainer.parallel.hf_tensor import DividedModel
 from concertina_trainer.parallel.shard import compute_dtype, shard
 
 
@@ -53,6 +54,8 @@ def parallelized(config: TrainerConfig, world: DistContext, own: OwnSpec | None 
 def _own(own: OwnSpec, world: DistContext) -> OwnModel:
     config = own.config
     model = OwnModel(own, compute_dtype(config.precision, world.device))
+    if world.meshes.tensor:
+        model.proofs.append(DividedModel(model.model, world.meshes.tensor).check_gradients)
     shard(model, config, frees_weights(config, world.parallelism, model.weights), world)
     model.fill_buffers()
     return model

@@ -108,7 +108,7 @@ def _fused_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, e
         return FusedNorm.apply(x, len(shape), weight)  # type: ignore[no-any-return, no-untyped-call]
     if isinstance(weight, DTensor):
         weight = weight.to_local(grad_placements=[Partial()] * weight.device_mesh.ndim)
-    normalized = FusedNorm.apply(x.to_local(), len(shape), weight)  # type: ignore[no-untyped-call]
+    normalized = FusedNorm.apply(x.to_local(), len(shape), weight)
     return DTensor.from_local(normalized, x.device_mesh, x.placements, run_check=False)
 
 
@@ -125,7 +125,7 @@ class FusedNorm(torch.autograd.Function):
         return torch.empty_like(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Tensor | None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
         x, _, weight = ctx.saved_tensors
         of_x, _, of_weight = ctx.needs_input_grad
         return torch.empty_like(x) if of_x else None, None, torch.empty_like(weight) if of_weight else None
