@@ -249,7 +249,9 @@ def measure_alone(row: str, uri: str, threads: str) -> None:
     before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     tokens = ALONE[row](uri, int(threads))
     seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
-    use = {name: round(getattr(after, name) - getattr(before, name), 3) for name in ("ru_utime", "ru_stime", "ru_minflt")}
+    use = {
+        name: round(getattr(after, name) - getattr(before, name), 3) for name in ("ru_utime", "ru_stime", "ru_minflt")
+    }
     print(json.dumps({"speed": tokens / seconds / 1e6, "use": use}))
     sys.stdout.flush()
     os._exit(0)
