@@ -3,8 +3,10 @@
 Each time a worker opens a file, it compares the contents with the file's checksum.
 
 If the store is slow or unreachable, the worker repeats the request until a deadline. Between two attempts, the worker
-releases its lock on the file, so that other workers can try. A worker of another job may have access to a store that
-answers.
+releases its lock on the file and deletes its draft, so that other workers can try. A worker of another job may have
+access to a store that answers.
+
+A draft is a file that is being fetched. It has its final size from the beginning, so that its room is reserved.
 
 If a file is missing, incomplete or wrong, the worker requests the file twice more within seconds, and then raises an
 error. The worker does the same if the store refuses the request, with one exception: if the store has answered this run
@@ -15,18 +17,21 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import io
 import itertools
 import math
+import mmap
 import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TypeVar
 
-from concertina_data.files import Content, ManifestFile, mapped
+from concertina_data.fetch import Put, fetch, requesters
+from concertina_data.files import Content, ManifestFile, map_of, mapped
 from concertina_data.places import CacheSettings, OnWait
 from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError, StoreRefused
@@ -36,8 +41,7 @@ from concertina_state.objects.stores import REQUEST
 _BACKOFF = (0.2, 0.5, 1.0, 2.0, 5.0)
 _LONG = 10.0
 """Seconds after which `waiting_for` reports a file that has not arrived, or that another worker is still fetching."""
-_SLICE = 0.05
-"""Seconds between two attempts to take a lock. A blocking lock would have no time limit."""
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05
 T = TypeVar("T")
 
 
@@ -72,6 +76,7 @@ class Stored:
         self._opening: dict[int, tuple[float, ManifestFile]] = {}
         """Files that are being opened, by thread: the time at which the call began, in monotonic seconds, and the
         file."""
+        self._requesters, self._room = requesters(), threading.Lock()
         with self._usable():
             self._folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -110,6 +115,8 @@ class Stored:
         """Return the contents of the whole file, from the cache or from the store.
 
         Raises:
+            InvalidInput: When the file is missing or damaged.
+            StorageError: When the cache folder is full or can't be used.
             _Unanswered: When the store does not answer.
         """
         path = self._folder / f"{file.sha256[:32]}.data"
@@ -121,10 +128,8 @@ class Stored:
                 with contextlib.suppress(OSError):  # if another worker just deleted it, the mapping stays valid
                     path.touch()
                 return cached
-            pieces = self._fetch(file)
-            # The written file is not verified again, because `_fetch` has verified the same bytes.
-            stored = mapped(path) if self._keep(path, pieces) else None
-        return stored if stored is not None and len(stored) == file.size else b"".join(pieces)
+            draft = self._wait_for_room(path, file.size)
+            return self._fetch_to_memory(file) if draft is None else self._fetch_to(draft, path, file)
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:
@@ -154,13 +159,58 @@ class Stored:
                 locked = _try_lock(lock, REQUEST.total_seconds())
             yield locked
 
+    @contextlib.contextmanager
+    def _making_room(self) -> Iterator[bool]:
+        """Lock the folder's room for the `with` block, and yield whether the lock was obtained.
+
+        Threads of this process wait for a lock in memory, because waiting for the lock of a file means to poll it.
+        """
+        if not self._room.acquire(timeout=REQUEST.total_seconds()):
+            yield False
+            return
+        try:
+            with self._locked(self._folder / "room.lock") as alone:
+                yield alone
+        finally:
+            self._room.release()
+
     def _cached(self, path: Path, file: ManifestFile) -> Content | None:
         with self._usable():
             content = mapped(path)
         return content if content is not None and file.matches(content) else None
 
-    def _fetch(self, file: ManifestFile) -> list[memoryview]:
-        """Fetch a file from the store, in pieces.
+    def _fetch_to(self, draft: io.FileIO, path: Path, file: ManifestFile) -> Content:
+        """Fetch a file from the store into its draft, give the draft its name in the cache, and return the contents.
+
+        Raises:
+            InvalidInput: When the file is missing or damaged.
+            StorageError: When the folder is full.
+            _Unanswered: When the store does not answer.
+        """
+        with draft, self._takes(file.size, draft):
+            content = self._fetch(file, functools.partial(_write, draft.fileno()), lambda: map_of(draft.fileno()))
+            with contextlib.suppress(FileNotFoundError):  # another process has deleted the draft
+                Path(draft.name).replace(path)
+        return content
+
+    def _fetch_to_memory(self, file: ManifestFile) -> Content:
+        """Fetch a file that the cache has no room for.
+
+        Raises:
+            InvalidInput: When the file is missing or damaged.
+            _Unanswered: When the store does not answer.
+        """
+        if not file.size:
+            return self._fetch(file, lambda begin, data: None, lambda: b"")
+        memory = mmap.mmap(-1, file.size)
+
+        def put(begin: int, data: memoryview) -> None:
+            memory[begin : begin + len(data)] = data
+
+        return self._fetch(file, put, lambda: memory)
+
+    def _fetch(self, file: ManifestFile, put: Put, content: Callable[[], Content]) -> Content:
+        """Fetch a file from the store, write it with `put`, and return what `content` then returns.
 
         If the store has no correct file, try again a few times within seconds.
 
@@ -168,14 +218,16 @@ class Stored:
             InvalidInput: When the file is missing or damaged.
             _Unanswered: When the store does not answer.
         """
-        pieces = None
+        fetched = None
         for wait in (*GRACE, 0.0):
-            pieces = self._ask(lambda: self._source.get_pieces(file.file, file.size))
-            if pieces is None:
+            fetched = self._ask(lambda: fetch(self._source, file.file, file.size, put, self._requesters))
+            if fetched is None:
                 time.sleep(wait)
-            elif file.matches(*pieces):
-                return pieces
-        raise file.missing(self.uri) if pieces is None else file.damaged(self.uri, sum(map(len, pieces)))
+            elif fetched.crc32 is not None:  # the written bytes are verified again only if the manifest has no crc32
+                written = content()
+                if fetched.crc32 == file.crc32 if file.crc32 is not None else file.matches(written):
+                    return written
+        raise file.missing(self.uri) if fetched is None else file.damaged(self.uri, fetched.size)
 
     def get(self, name: str, on_wait: OnWait = lambda reason, seconds: None) -> bytes | None:
         """Return the contents of a small file, or None if the file does not exist. Failed requests are repeated.
@@ -234,29 +286,19 @@ class Stored:
         finally:
             self._waiting.pop(threading.get_ident(), None)
 
-    def _keep(self, path: Path, pieces: Sequence[memoryview]) -> bool:
-        """Write a file to the cache, after deleting old files to make room. Return whether it was written.
+    def _wait_for_room(self, path: Path, size: int) -> io.FileIO | None:
+        """Return an empty draft of `size` bytes for a file, or None if other writers leave no room for too long.
 
-        Several threads and processes write at the same time, because the kernel takes longer for new pages than the
-        checksum does. Only one makes room at a time, so that the size limit holds.
+        Several threads and processes fetch and write at the same time. Only one makes room at a time, so that the size
+        limit holds.
 
         Raises:
             StorageError: When the folder is full or can't be used.
         """
-        size, until = sum(map(len, pieces)), time.monotonic() + REQUEST.total_seconds()
-        while (draft := self._room_for(path, size)) is None:
-            if time.monotonic() > until:
-                return False
-            time.sleep(_SLICE)
-        with draft, self._takes(size, draft):
-            for piece in pieces:
-                while piece:
-                    piece = piece[draft.write(piece) :]
-            try:
-                Path(draft.name).replace(path)
-            except FileNotFoundError:
-                return False  # another process has deleted the draft
-        return True
+        until, pauses = time.monotonic() + REQUEST.total_seconds(), _pauses()
+        while (draft := self._room_for(path, size)) is None and time.monotonic() <= until:
+            time.sleep(next(pauses))
+        return draft
 
     def _room_for(self, path: Path, size: int) -> io.FileIO | None:
         """Return an empty draft of `size` bytes for a file, which is locked, after deleting old files to make room.
@@ -266,7 +308,7 @@ class Stored:
         Raises:
             StorageError: When the folder is full or can't be used.
         """
-        with self._locked(self._folder / "room.lock") as alone, self._usable():
+        with self._making_room() as alone, self._usable():
             if not alone:
                 return None
             reserved = 0
@@ -278,14 +320,14 @@ class Stored:
             draft = path.with_suffix(".draft")
             if draft.exists() or (reserved and size + reserved > self._cache.limit):
                 return None
-            cached = {file: _used(file) for file in self._folder.glob("*.data") if file != path}
+            cached = {file: _used(file) for file in self._folder.glob("*.data")}
             total = size + reserved + sum(size for _, size in cached.values())
             for file in sorted(cached, key=lambda file: cached[file]):
                 if total <= self._cache.limit:
                     break
                 total -= cached[file][1]
                 file.unlink(missing_ok=True)  # existing mappings stay valid
-            made = io.FileIO(draft, "xb")
+            made = io.FileIO(draft, "x+b")
             with self._takes(size, made):
                 fcntl.flock(made, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 made.truncate(size)
@@ -323,7 +365,7 @@ def _is_left(draft: Path) -> bool:
 
 def _try_lock(lock: IO[str], seconds: float) -> bool:
     """Try for at most `seconds` seconds to lock a file, and return whether that succeeded."""
-    until = time.monotonic() + seconds
+    until, pauses = time.monotonic() + seconds, _pauses()
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -331,7 +373,21 @@ def _try_lock(lock: IO[str], seconds: float) -> bool:
         except BlockingIOError:
             if time.monotonic() > until:
                 return False
-            time.sleep(_SLICE)
+            time.sleep(next(pauses))
+
+
+def _pauses() -> Iterator[float]:
+    """Yield the seconds between two attempts to take a lock. A blocking lock would have no time limit."""
+    pause = _SHORTEST_PAUSE
+    while True:
+        yield pause
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _write(descriptor: int, begin: int, data: memoryview) -> None:
+    while data:
+        count = os.pwrite(descriptor, data, begin)
+        begin, data = begin + count, data[count:]
 
 
 def _waits() -> Iterator[float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import mmap
 import os
@@ -28,16 +27,13 @@ class ManifestFile:
     crc32: int | None = None
     """crc32 of the contents, or None if it is unknown. Comparing it is twice as fast as comparing SHA-256."""
 
-    def matches(self, *pieces: Union[Content, memoryview]) -> bool:
-        """Return whether the pieces, one after the other, are the contents of this file."""
-        if sum(map(len, pieces)) != self.size:
+    def matches(self, content: Content) -> bool:
+        """Return whether these are the contents of this file."""
+        if len(content) != self.size:
             return False
         if self.crc32 is not None:
-            return functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces, 0) == self.crc32
-        digest = hashlib.sha256()
-        for piece in pieces:
-            digest.update(piece)
-        return digest.hexdigest() == self.sha256
+            return zlib.crc32(content) == self.crc32
+        return hashlib.sha256(content).hexdigest() == self.sha256
 
     def damaged(self, place: str, size: int) -> InvalidInput:
         return DamagedInput(
@@ -63,6 +59,11 @@ def documents_file(shard: TokenShard) -> ManifestFile:
 def mapped(path: Path) -> Content | None:
     """Return a mapping of the file, or None if it does not exist."""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-        # A private mapping, because torch warns about read-only memory even if it is never written.
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if os.fstat(file.fileno()).st_size else b""
+        return map_of(file.fileno())
     return None
+
+
+def map_of(descriptor: int) -> Content:
+    """Return a mapping of an open file."""
+    # A private mapping, because torch warns about read-only memory even if it is never written.
+    return mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY) if os.fstat(descriptor).st_size else b""

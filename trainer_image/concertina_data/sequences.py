@@ -8,10 +8,11 @@ from typing import Any
 
 from concertina_data.data_manifest import TOO_SHORT, DataManifest
 from concertina_data.files import tokens_file
-from concertina_data.opening import FETCH_THREADS, OpenShards, Threads, open_place, read_manifest
+from concertina_data.opening import FETCH_THREADS, OpenShards, open_place, read_manifest
 from concertina_data.order import Order
 from concertina_data.places import CacheSettings, DataPlace
 from concertina_data.rows import Rows, installed
+from concertina_data.threads import Threads
 from concertina_state.errors import InvalidInput
 
 PIECE = 1 << 14

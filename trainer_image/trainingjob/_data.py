@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from concertina_data.opening import Threads
 from concertina_data.order import MOST_GROUPS, by_group
 from concertina_data.places import CacheSettings
 from concertina_data.sequences import Sequences
+from concertina_data.threads import Threads
 from concertina_protocol.stderr import write_line
 from concertina_state.errors import DataChanged, InvalidInput
 from trainingjob import _connection, _storage

@@ -1,5 +1,6 @@
 """What is consumed, whatever happens: the same sequences in the same order, each counted once, in equal shapes."""
 
+import threading
 import time
 
 import numpy as np
@@ -198,6 +199,22 @@ def test_batches_that_are_ready_are_bounded_by_their_size(uris, monkeypatch, bat
         )
         assert batches._ready.qsize() == ready
         assert [row for row, _ in consumed(batches.next(lambda *_: None))] == reference(reader, at, at + 7)
+    batches.close()
+
+
+def test_only_time_without_a_ready_batch_counts_as_a_wait(uris, monkeypatch):
+    allowed = threading.Semaphore(5)
+    monkeypatch.setattr(prepared, "microbatches", lambda *args: allowed.acquire() and microbatches(*args))
+    monkeypatch.setattr(prepared, "_STALL_REPORT_SECONDS", 0.01)
+    monkeypatch.setattr(Reader, "waiting_for", "the store is slow")
+    batches = Batches(Reader(DataConfig(uri=uris[0]), LENGTH, 1), plan_batch(7, 2, 1), 0, 0, torch.device("cpu"))
+    until(lambda: batches._ready.qsize() == 5, "wait for the batches", batches._ready.qsize, pause=0.01)
+    for _ in range(5):
+        batches.next(lambda *_: None)
+        assert batches.stalled_seconds == 0.0
+    batches.next(lambda *_: allowed.release())
+    assert batches.stalled_seconds > 0.0
+    allowed.release(100)
     batches.close()
 
 

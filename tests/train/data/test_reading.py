@@ -10,6 +10,8 @@ import http.server
 import os
 import re
 import resource
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -21,15 +23,16 @@ import numpy as np
 import pytest
 import torch
 
-from concertina_data import cache
+from builders.programs import SEARCH_PATH
+from builders.until import until
+from concertina_data import cache, fetch
 from concertina_data.data_manifest import parse
-from concertina_data.files import tokens_file
+from concertina_data.files import documents_file, tokens_file
 from concertina_data.opening import read_manifest
 from concertina_data.order import GROUPS, by_group
 from concertina_data.places import CacheSettings
 from concertina_data.sequences import Sequences
 from concertina_state.errors import InvalidInput
-from concertina_state.objects import prefix
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
 from concertina_trainer.config.data_config import DataConfig
 from concertina_trainer.data.build.build import build
@@ -129,7 +132,7 @@ def test_a_shard_is_fetched_once_for_all_workers_of_a_node(stored, expected, dat
 
 @pytest.mark.parametrize("fault", [None, "cut", "change"])
 def test_a_large_shard_is_fetched_in_pieces(stored, expected, between, hasty, monkeypatch, fault):
-    monkeypatch.setattr(prefix, "PIECE", 200)
+    monkeypatch.setattr(fetch, "PIECE", 200)
     between.spoil = lambda name, nth: fault if name.endswith(".bin") and nth == 2 else None
     assert (Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600) == expected).all()
     assert between.asked["shard-000000.bin"] >= 4
@@ -139,9 +142,76 @@ def test_a_large_shard_is_fetched_in_pieces(stored, expected, between, hasty, mo
 def test_a_large_shard_of_another_size_is_named(stored, hasty, monkeypatch, size):
     folder = ObjectPrefix(stored)
     folder.put("shard-000000.bin", (folder.get("shard-000000.bin") * 3)[:size])
-    monkeypatch.setattr(prefix, "PIECE", 200)
+    monkeypatch.setattr(fetch, "PIECE", 200)
     with pytest.raises(InvalidInput, match=rf"shard-000000.bin is damaged: .* but the file has {size} bytes"):
         Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600)
+
+
+def test_a_large_shard_with_two_pieces_in_each_others_place_is_named(stored, hasty, monkeypatch):
+    folder = ObjectPrefix(stored)
+    content = folder.get("shard-000000.bin")
+    folder.put("shard-000000.bin", content[200:400] + content[:200] + content[400:])
+    monkeypatch.setattr(fetch, "PIECE", 200)
+    with pytest.raises(InvalidInput, match=r"shard-000000.bin is damaged"):
+        Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600)
+
+
+def test_a_file_with_a_sha256_alone_is_verified(stored, between, hasty, data_cache):
+    data = cache.Stored(stored, CacheSettings(1 << 20))
+    first, second, *_ = map(documents_file, read_manifest(data).shards)
+    between.spoil = lambda name, nth: "change" if nth == 1 or name == second.file else None
+    assert data.open(first)[:] == ObjectPrefix(stored).get(first.file)
+    assert between.asked[first.file] >= 2
+    with pytest.raises(InvalidInput, match=f"{second.file} is damaged"):
+        data.open(second)
+    assert len(held(data_cache)) == 1
+
+
+def test_a_cache_for_one_shard_serves_threads_that_fetch_several(stored, between, data_cache):
+    data, folder = cache.Stored(stored, CacheSettings(800)), ObjectPrefix(stored)
+    between.spoil = lambda name, nth: time.sleep(0.01)
+    shards = list(map(tokens_file, read_manifest(data).shards))
+    assert all(shard.size <= 800 for shard in shards)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert [content[:] for content in pool.map(data.open, shards)] == [folder.get(shard.file) for shard in shards]
+    assert 0 < sum(path.stat().st_size for path in held(data_cache)) <= 800
+    assert not list(data_cache.glob("*.draft"))
+
+
+def test_a_request_that_fails_leaves_no_draft(stored, between, data_cache):
+    data = cache.Stored(stored, CacheSettings(1 << 20, patience=0))
+    wanted = tokens_file(read_manifest(data).shards[0])
+    between.spoil = lambda name, nth: "refuse"
+    with pytest.raises(StorageError, match="It was retried for 0 s"):
+        data.open(wanted)
+    assert not [*held(data_cache), *data_cache.glob("*.draft")]
+    between.spoil = lambda name, nth: None
+    assert data.open(wanted)[:] == ObjectPrefix(stored).get(wanted.file)
+
+
+FETCHES = """
+import sys
+from concertina_data.cache import Stored
+from concertina_data.files import documents_file, tokens_file
+from concertina_data.opening import read_manifest
+from concertina_data.places import CacheSettings
+
+data = Stored(sys.argv[1], CacheSettings(1 << 20))
+data.open(tokens_file(read_manifest(data).shards[0]))
+"""
+
+
+def test_the_draft_of_a_worker_that_is_killed_while_it_fetches_is_swept(stored, expected, between, data_cache):
+    killed = threading.Event()
+    between.spoil = lambda name, nth: killed.wait() and None if name.endswith(".bin") else None
+    environment = {**os.environ, "PYTHONPATH": SEARCH_PATH}
+    with subprocess.Popen([sys.executable, "-c", FETCHES, stored], env=environment) as worker:
+        until(lambda: list(data_cache.glob("*.draft")), "wait for the draft", worker.poll, pause=0.01)
+        worker.kill()
+    assert list(data_cache.glob("*.draft"))
+    killed.set()
+    assert (Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600) == expected).all()
+    until(lambda: not list(data_cache.glob("*.draft")), "wait for threads that read ahead", pause=0.01)
 
 
 def together(count, work):

@@ -82,6 +82,15 @@ class ObjectEntry:
     """Time of the last write, by the store's clock."""
 
 
+@dataclasses.dataclass(frozen=True)
+class ObjectPart:
+    """Part of an object."""
+
+    data: memoryview
+    object_size: int
+    """Size of the whole object in bytes."""
+
+
 def parts_of(uri: str) -> tuple[str, str, str]:
     """Return the scheme, the bucket or container, and the path of a URI. For a plain path, only the path is not empty.
 
@@ -143,27 +152,20 @@ class ObjectPrefix:
         with concurrent.futures.ThreadPoolExecutor(CONCURRENCY) as pool:
             return list(pool.map(self.get, keys))
 
-    def get_pieces(self, key: str, size: int) -> list[memoryview] | None:
-        """Return the contents of an object in pieces, or None if it does not exist.
+    def get_part(self, key: str, span: tuple[int, int] | None) -> ObjectPart | None:
+        """Return the bytes [begin, end) of an object, or the whole object if `span` is None.
 
-        If the object has `size` bytes, as expected, pieces of PIECE bytes are requested concurrently. An object that
-        ends before a piece, perhaps because it is empty, is requested as a whole.
+        The result is None if the object does not exist. The part is shorter if the object ends before `end`.
         """
         try:
-            with self._as_messages(f"read {key}"), concurrent.futures.ThreadPoolExecutor(CONCURRENCY) as pool:
-                first = obstore.get(self._store, key, options={"range": (0, PIECE)} if size > PIECE else {})
-                if first.meta["size"] != size:
-                    return [memoryview(obstore.get(self._store, key).bytes())]
-                later = [
-                    pool.submit(obstore.get_range, self._store, key, start=start, end=min(size, start + PIECE))
-                    for start in range(PIECE, size, PIECE)
-                ]
-                return [memoryview(first.bytes()), *(memoryview(piece.result()) for piece in later)]
+            with self._as_messages(f"read {key}"):
+                result = obstore.get(self._store, key, options={} if span is None else {"range": span})
+                return ObjectPart(memoryview(result.bytes()), result.meta["size"])
         except FileNotFoundError:
             return None
-        except Missing:
+        except Missing:  # the object ends before `begin`, or is empty
             content = self.get(key)
-            return None if content is None else [memoryview(content)]
+            return None if content is None else ObjectPart(memoryview(b""), len(content))
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Return the bytes of each range [begin, end)."""

@@ -8,7 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from concertina_data.opening import OpenShards, Threads
+from concertina_data.opening import OpenShards
+from concertina_data.threads import Threads
 
 
 class Store:

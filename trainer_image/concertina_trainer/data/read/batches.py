@@ -21,10 +21,11 @@ from concertina_trainer.data.read.batch import BatchPlan
 from concertina_trainer.data.read.buckets import buckets
 from concertina_trainer.data.read.sequence_reader import Reader, SequenceBatch
 
-AHEAD = 8
+AHEAD = 32
 """Maximum number of batches that are ready before they are needed.
 
-With two, a rank that trains 50 million tokens per second waited whenever another thread had the cores for 3 ms.
+A rank that trains 50 million tokens per second needs a batch each 1.3 ms. It would have to wait whenever another thread
+has the cores for longer than the batches last.
 """
 AHEAD_OF_SHARES = 2
 """The same with `data.balance: Speed`, whose changes take effect after the batches that are ready."""
@@ -106,9 +107,25 @@ class Batches:
     def next(self, stalled: Callable[[str, float], None]) -> list[Microbatch]:
         """Return the next batch. If reading is slower than training, wait for the batch.
 
-        While a store causes the wait, this method calls `stalled` repeatedly, with the reason and the total seconds
-        that this round has waited for data. If the reader fails, this method raises the reader's error.
+        Only time in which no batch is ready counts as a wait, in `stalled_seconds`. While a store causes the wait, this
+        method calls `stalled` repeatedly, with the reason and the total seconds that this round has waited for data. If
+        the reader fails, this method raises the reader's error.
         """
+        try:
+            prepared = self._ready.get_nowait()
+        except queue.Empty:
+            prepared = self._wait(stalled)
+        if isinstance(prepared, Exception):
+            raise prepared
+        batch, self.tokens = prepared
+        with self._room:
+            self._ready_bytes -= _bytes(batch)
+            self._room.notify()
+        self._consumed += 1
+        return [microbatch.to(self._device) for microbatch in batch]
+
+    def _wait(self, stalled: Callable[[str, float], None]) -> tuple[list[Microbatch], int] | Exception:
+        """Wait for what the thread prepares next, and add the time to `stalled_seconds`."""
         started, before = time.perf_counter(), self.stalled_seconds
         prepared = None
         while prepared is None:
@@ -118,14 +135,7 @@ class Batches:
                 if reason := self._reader.waiting_for:
                     stalled(reason, before + time.perf_counter() - started)
         self.stalled_seconds = before + time.perf_counter() - started
-        if isinstance(prepared, Exception):
-            raise prepared
-        batch, self.tokens = prepared
-        with self._room:
-            self._ready_bytes -= _bytes(batch)
-            self._room.notify()
-        self._consumed += 1
-        return [microbatch.to(self._device) for microbatch in batch]
+        return prepared
 
     def change(self, plan: BatchPlan) -> None:
         """Divide the batches by another plan, from the first batch that cannot be in preparation yet.

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from concertina_data.data_manifest import TOKEN, TOO_SHORT, WEIGHT, ChatFacts, DataManifest
 from concertina_data.files import documents_file, tokens_file
-from concertina_data.opening import OpenShards, Threads, open_place, read_manifest
+from concertina_data.opening import OpenShards, open_place, read_manifest
 from concertina_data.places import CacheSettings, DataPlace, OnWait
+from concertina_data.threads import Threads
 from concertina_state.errors import InvalidInput
 from concertina_trainer.config.data_config import DocumentMode
 from concertina_trainer.data import elements, packing

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concertina_data.data_manifest import Field, TokenizerFacts, digest_of
-from concertina_data.opening import FETCH_THREADS, Threads
+from concertina_data.opening import FETCH_THREADS
 from concertina_data.order import classes
 from concertina_data.places import PATIENCE_SECONDS, CacheSettings, OnWait
+from concertina_data.threads import Threads
 from concertina_state.errors import InvalidInput
 from concertina_trainer.config.data_config import DataConfig, DocumentMode
 from concertina_trainer.data.batch_order import Skipped, by_group

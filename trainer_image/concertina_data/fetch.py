@@ -1,0 +1,93 @@
+"""Transfer of an object from a store by concurrent requests, each for one piece of the object."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import os
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Optional
+
+from concertina_data.threads import Threads
+from concertina_protocol.checksums import followed_by
+from concertina_state.objects.prefix import ObjectPrefix
+
+PIECE = 8 << 20
+"""Size in bytes of the pieces. A piece is in memory until it is written."""
+MOST_REQUESTS = 8
+"""Maximum number of pieces that a process requests at the same time, for all of its data sets together."""
+Put = Callable[[int, memoryview], None]
+"""Function that writes bytes at an offset. Threads call it at the same time, for different pieces."""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Result of a transfer."""
+
+    size: int
+    """Size of the object in bytes, or the number of bytes that arrived if that is less."""
+    crc32: Optional[int]
+    """crc32 of the bytes that were written, or None if they are not the whole object."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    object_size: int
+    """Size of the whole object in bytes."""
+    size: int
+    """Number of bytes that arrived."""
+    crc32: Optional[int]
+    """crc32 of the bytes that were written, or None if they are not exactly the requested ones of an object of the
+    expected size. In that case, nothing was written."""
+
+
+def requesters() -> Threads:
+    """Return the threads that send the requests of this process."""
+    return _requesters(os.getpid())
+
+
+@functools.cache
+def _requesters(process: int) -> Threads:
+    """Return new threads for each process, because a forked process has none of its parent's threads."""
+    return Threads(MOST_REQUESTS)
+
+
+def fetch(source: ObjectPrefix, key: str, size: int, put: Put, threads: Threads) -> Optional[Fetched]:
+    """Write an object that should have `size` bytes, with `put`. Return None if the object does not exist.
+
+    Each thread computes the checksum of a piece and writes the piece as soon as it has arrived. No thread writes after
+    this function has returned or raised an error.
+
+    Raises:
+        StorageError: When a request fails.
+        OSError: When `put` raises it.
+    """
+    work = functools.partial(_fetch_piece, source, key, size, put)
+    futures = [threads.submit(functools.partial(work, begin)) for begin in range(0, max(1, size), PIECE)]
+    try:
+        pieces = [future.result() for future in futures]
+    finally:
+        concurrent.futures.wait([future for future in futures if not future.cancel()])
+    crc = 0
+    for piece in pieces:
+        if piece is None:
+            return None
+        if piece.crc32 is None:
+            arrived = sum(other.size for other in pieces if other is not None)
+            return Fetched(arrived if piece.object_size == size else piece.object_size, None)
+        crc = followed_by(crc, piece.crc32, piece.size)
+    return Fetched(size, crc)
+
+
+def _fetch_piece(source: ObjectPrefix, key: str, size: int, put: Put, begin: int) -> Optional[_Piece]:
+    """Write the piece that begins at `begin`. Return None if the object does not exist."""
+    end = min(size, begin + PIECE)
+    part = source.get_part(key, (begin, end) if size > PIECE else None)
+    if part is None:
+        return None
+    if part.object_size != size or len(part.data) != end - begin:
+        return _Piece(part.object_size, len(part.data), None)
+    put(begin, part.data)
+    return _Piece(size, len(part.data), zlib.crc32(part.data))
