@@ -1,17 +1,21 @@
 """Throughput of the data layer in tokens per second, from disk and from S3, compared with other libraries.
 
-    python benchmarks/data.py [--mebibytes 512] [--runs 3] [--json FILE] [--without-peers]
+    python benchmarks/data.py [--mebibytes 512] [--stored-mebibytes 512] [--runs 3] [--json FILE] [--without-peers]
 
 All libraries read the same random tokens (two bytes each), shuffled, in sequences of 2048 and batches of 32, and return
 int64. An epoch is measured from its second batch on. The files were just written. The rows alternate:
 - gather: numpy alone takes the same sequences in the same order from one memory map. This is an upper bound.
 - concertina, local: each file is verified.
-- concertina, cold S3: the data are read from SeaweedFS into an empty cache, including the start.
+- concertina, cold S3: the data are read from SeaweedFS into an empty cache, including the start. With
+  `--stored-mebibytes 2048` there are 32 shards, so shards are fetched while others are in use.
 - trainingjob.data: the API with which a user's script reads the same files.
-- raw store: the same objects are downloaded by plain GET requests, with the same concurrency.
+- raw store: obstore downloads the same objects by plain GET requests, 4, 8 or 16 at the same time. The contents are
+  counted and dropped.
 - grain, litdata, mosaicml-streaming, Ray Data, torchdata's StatefulDataLoader and WebDataset from disk. A first pass
   determines the fastest of the variants in data_peers.WAYS, and that variant is measured. A further variant reads runs
   of 8 consecutive sequences, which is less work and gives a different order. None of these libraries verifies the data.
+
+The rows of the store run in new processes. For each, the benchmark reports processor time and minor page faults.
 
 The benchmark also measures the cost of computing the order, and how long training waits for data (stall). Order:
 seconds and memory to find 4096 positions among 8 million shards, in a new process. Stall: share of the time for which
@@ -25,24 +29,28 @@ import collections
 import concurrent.futures
 import json
 import os
+import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import data_peers
 import numpy as np
+import obstore
 import report
 from rich.console import Console
 
 import trainingjob
 from concertina.local import s3
 from concertina_data.data_manifest import FORMAT, NAME, DataManifest, TokenizerFacts, TokenShard, token_field
-from concertina_state.objects.prefix import ObjectPrefix
+from concertina_state.objects.prefix import ObjectPrefix, parts_of
+from concertina_state.objects.stores import open_store
 from concertina_trainer.config.data_config import DataConfig
 from concertina_trainer.data.build.draft import Draft
 from concertina_trainer.data.read.batch import plan_batch
@@ -51,6 +59,9 @@ from concertina_trainer.data.read.sequence_reader import Reader
 LENGTH, BATCH, THREADS, SHARD_BYTES = 2048, 32, 4, 64 * 2**20
 SWEEP_SECONDS, MOST_SECONDS = 2.0, 8.0
 """Time limits in seconds: for one pass of a variant, and for one run of a row."""
+CONNECTIONS = (4, 8, 16)
+"""Numbers of plain GET requests at the same time. The fastest is the limit for reading from the store."""
+COLD = "concertina, cold S3"
 CONSOLE = Console(stderr=True)
 ORDER = """
 import json, re, time
@@ -70,11 +81,16 @@ print(json.dumps([seconds, peak() - before]))
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mebibytes", type=int, default=512)
+    parser.add_argument("--stored-mebibytes", type=int, default=512, help="size of the data in S3")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--rates", type=float, nargs="*", default=[1, 5, 50], help="of the stall, Mtok/s")
     parser.add_argument("--without-peers", action="store_true")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--alone", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.alone:
+        measure_alone(*options.alone)
+        return
     folder = Path(tempfile.mkdtemp(prefix="concertina-data-"))
     os.environ["CONCERTINA_CACHE"] = str(folder / "cache")
     try:
@@ -104,7 +120,8 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, list[f
     best = [] if options.without_peers else sweep(made, facts)
     with s3.serve(f"bench-data-{os.getpid()}", ["data"]) as server:
         os.environ.update(server.environment())
-        write("s3://data/set", options.mebibytes)
+        write("s3://data/set", options.stored_mebibytes)
+        use: dict[str, list[dict[str, float]]] = collections.defaultdict(list)
         for run in range(options.runs):
             CONSOLE.print(f"run {run + 1} of {options.runs}")
             speeds["gather (limit)"].append(speed(gather(made)))
@@ -113,9 +130,14 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, list[f
             for name, way in best:
                 reached = data_peers.measure(name, way, made, LENGTH, BATCH, MOST_SECONDS)
                 speeds[f"{name}: {way}"].append(reached)
-            speeds["raw store"].append(raw("s3://data/set"))
+            for connections in CONNECTIONS:
+                row = f"raw store, {connections} at once"
+                speeds[row].append(alone("raw", "s3://data/set", connections, use[row]))
             shutil.rmtree(folder / "cache", ignore_errors=True)
-            speeds["concertina, cold S3"].append(cold("s3://data/set"))
+            speeds[COLD].append(alone("cold", "s3://data/set", THREADS, use[COLD]))
+    best_raw = max(statistics.median(values) for row, values in speeds.items() if row.startswith("raw store"))
+    facts["cold S3, as a share of the fastest plain GETs"] = round(statistics.median(speeds[COLD]) / best_raw, 3)
+    facts["processor time and page faults of the rows of the store"] = use
     for rate in options.rates:
         facts[f"stall at {rate:g} Mtok/s, %"] = [round(stall(str(made), rate * 1e6), 3) for _ in range(options.runs)]
     return speeds, facts
@@ -162,9 +184,9 @@ def speed(batches: Iterable[Any]) -> float:
     return tokens / seconds / 1e6
 
 
-def read(uri: str) -> Iterator[Any]:
+def read(uri: str, threads: int = THREADS) -> Iterator[Any]:
     """Yield the batches of an epoch from the trainer's reader."""
-    reader = Reader(DataConfig(uri=uri), LENGTH, seed=1, threads=THREADS)
+    reader = Reader(DataConfig(uri=uri), LENGTH, seed=1, threads=threads)
     for position in range(0, reader.epoch_size // BATCH * BATCH, BATCH):
         yield reader.read(position, position + BATCH)
 
@@ -176,14 +198,12 @@ def read_in_script(uri: str) -> Iterator[Any]:
         yield next(data)
 
 
-def cold(uri: str) -> float:
-    """Return the speed in Mtok/s of reading from S3 with an empty cache.
+def cold(uri: str, threads: int) -> int:
+    """Read an epoch from S3, with an empty cache, and return the number of tokens.
 
     The time includes the start, in which the first shards are downloaded.
     """
-    started = time.perf_counter()
-    count = sum(len(batch) for batch in read(uri))
-    return count * LENGTH / (time.perf_counter() - started) / 1e6
+    return sum(len(batch) for batch in read(uri, threads)) * LENGTH
 
 
 def gather(made: Path) -> Iterator[Any]:
@@ -201,14 +221,38 @@ def gather(made: Path) -> Iterator[Any]:
         yield np.take(rows, some, axis=0)
 
 
-def raw(uri: str) -> float:
-    """Download all shards with plain GET requests, and return the speed in Mtok/s."""
-    folder = ObjectPrefix(uri)
-    names = [key for key in folder.list("") if key.endswith(".bin")]
-    started = time.perf_counter()
-    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        size = sum(len(content or b"") for content in pool.map(folder.get, names))
-    return size / 2 / (time.perf_counter() - started) / 1e6
+def raw(uri: str, connections: int) -> int:
+    """Download all shards with plain GET requests, and return the number of tokens."""
+    scheme, bucket, path = parts_of(uri)
+    store = open_store(scheme, bucket, path.strip("/"), {})
+    names = [key for key in ObjectPrefix(uri).list("") if key.endswith(".bin")]
+    with concurrent.futures.ThreadPoolExecutor(connections) as pool:
+        return sum(pool.map(lambda name: len(obstore.get(store, name).bytes()), names)) // 2
+
+
+ALONE: dict[str, Callable[[str, int], int]] = {"raw": raw, "cold": cold}
+
+
+def alone(row: str, uri: str, threads: int, use: list[dict[str, float]]) -> float:
+    """Measure a row of the store in a new process, and return its speed in Mtok/s. Append what it used to `use`."""
+    command = [sys.executable, __file__, "--alone", row, uri, str(threads)]
+    result = json.loads(subprocess.check_output(command, text=True).splitlines()[-1])
+    use.append(result["use"])
+    return float(result["speed"])
+
+
+def measure_alone(row: str, uri: str, threads: str) -> None:
+    """Run a row in this process, and print its speed in Mtok/s, with the processor time and page faults that it took.
+
+    Imports are not measured.
+    """
+    before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    tokens = ALONE[row](uri, int(threads))
+    seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
+    use = {name: round(getattr(after, name) - getattr(before, name), 3) for name in ("ru_utime", "ru_stime", "ru_minflt")}
+    print(json.dumps({"speed": tokens / seconds / 1e6, "use": use}))
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def stall(uri: str, rate: float, seconds: float = 5.0) -> float:
