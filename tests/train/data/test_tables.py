@@ -257,7 +257,7 @@ RAY_SECONDS = 600
 @pytest.mark.long(law=SAME)
 @pytest.mark.timeout(3 * RAY_SECONDS)
 def test_ray_data_writes_each_document_once(tmp_path):
-    """Two runs can differ in their shards, because Ray Data can divide the documents into other tables."""
+    """Two runs can differ in their shards, because Ray Data can read the files into a table in another order."""
     places = [*FRAMEWORKS.split(os.pathsep), *sys.path]
     place = next((each for each in places if each and PathFinder.find_spec("ray", [each])), None)
     if place is None:
