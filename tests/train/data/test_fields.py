@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders.train.record_files import archive, example, npy, records
-from concertina_data.data_manifest import parse
+from concertina_data.data_manifest import NUMBER_BYTES, parse
 from concertina_state.errors import InvalidInput
 from concertina_trainer import cli
 from concertina_trainer.config.data_config import DataConfig
@@ -152,6 +152,73 @@ def test_all_fields_are_the_same_in_every_world_and_after_a_restart(data, world,
         assert all((values[name] == changed[number][1][name]).all() for name in values)
         assert (weights == changed[number][2]).all()
         check(whole[number])
+
+
+VALUES = {
+    "uint8": lambda items: 1 + items % 251,
+    "uint16": lambda items: items * 200,
+    "uint32": lambda items: items * 10**7,
+    "int64": lambda items: 10**15 + items,
+    "float16": lambda items: items / 4,
+    "float32": lambda items: items / 1024,
+    "float64": lambda items: items + 1 / 3,
+}
+"""Value of an item in a field of each type. Those of 8 bytes don't fit in 4."""
+
+
+def expected(name, items):
+    """Return the values of the items in a field. A vector has the value of the next item too."""
+    value = VALUES[name.removesuffix("s")]
+    return np.stack([value(items), value(items + 1)], -1) if name.endswith("s") else value(items)
+
+
+@pytest.fixture(scope="module")
+def every_type(tmp_path_factory):
+    """Return data without weights, with ids and with a number and a vector of every type."""
+    folder = tmp_path_factory.mktemp("every-type")
+    names = [name + suffix for name in VALUES for suffix in ("", "s")]
+    sessions = [{"item": each["item"]} | {name: expected(name, each["item"]) for name in names} for each in SESSIONS]
+    (folder / "a.jsonl").write_text("".join(json.dumps(lists(each)) + "\n" for each in sessions))
+    fields = [f"--field={name}={name.removesuffix('s')}{'x2' * name.endswith('s')}" for name in names]
+    options = ["--tokens", "item", "--vocab-size", str(ITEMS), *fields, "--shard-mebibytes", "0.004"]
+    out = folder / "data"
+    assert cli.main(["data", "build", "--processes", "1", "--out", str(out), *options, str(folder / "a.jsonl")]) == 0
+    assert cli.main(["data", "pack", str(out), "--length", str(LENGTH)]) == 0
+    return out
+
+
+def same_in_every_world(data, documents, world, later, position):
+    """The world changes after the first step. Ids and fields also agree with the source."""
+    assert VALUES.keys() == NUMBER_BYTES.keys()
+    uri = str(data)
+    whole = read(uri, 1, position, documents)
+    changed = read(uri, world, position, documents, 1) | read(uri, later, position + BATCH, documents, 1)
+    assert changed.keys() == whole.keys() == set(range(position, position + 2 * BATCH))
+    for number, (tokens, values, weights) in whole.items():
+        assert (tokens == changed[number][0]).all()
+        assert (weights == changed[number][2]).all()
+        there = values["int64"] > 0
+        assert there.all() or documents != "Joined"
+        assert len(values) == 2 * len(VALUES)
+        for name, found in values.items():
+            assert (found == changed[number][1][name]).all()
+            assert (found[there] == expected(name, tokens)[there]).all(), name
+            assert not found[~there].any()
+
+
+def test_every_type_of_field_is_the_same_in_another_world(every_type):
+    same_in_every_world(every_type, "Joined", 3, 2, 40)
+
+
+ORDER = "tests/train/data/test_fields.py::test_every_type_of_field_is_the_same_in_another_world"
+
+
+@pytest.mark.long(law=ORDER)
+@pytest.mark.parametrize("documents", ["Joined", "Masked", "Packed", "Bucketed"])
+@settings(max_examples=12, deadline=None)
+@given(world=st.integers(1, 5), later=st.integers(1, 5), position=st.integers(0, 200))
+def test_every_type_of_field_is_the_same_in_every_world(every_type, documents, world, later, position):
+    same_in_every_world(every_type, documents, world, later, position)
 
 
 @pytest.mark.parametrize("documents", ["Masked", "Packed", "Bucketed"])

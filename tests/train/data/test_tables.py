@@ -2,9 +2,14 @@
 
 import dataclasses
 import json
+import os
 import random
 import re
 import runpy
+import subprocess
+import sys
+import types
+from importlib.machinery import PathFinder
 
 import numpy as np
 import pyarrow
@@ -12,7 +17,8 @@ import pyarrow.parquet as parquet
 import pytest
 from tokenizers import Tokenizer, models
 
-from builders.programs import PREPARE
+from builders.pages import DOCS, blocks
+from builders.programs import PREPARE, SEARCH_PATH
 from builders.train.built import documents
 from concertina_data.data_manifest import Field, parse
 from concertina_state.errors import InvalidInput
@@ -188,3 +194,80 @@ def test_the_example_with_pyarrow_writes_embeddings(tmp_path, capsys):
     found = Reader(DataConfig(uri=str(tmp_path / "out")), 4, 1).sequences(np.arange(8)).fields["embedding"]
     assert found.shape == (8, 5, 16)
     assert (found > 0).all()
+
+
+PAGE = DOCS / "data-engines.md"
+LONG_ENOUGH = [text for text in TEXTS if len(text) > 20]
+"""Documents that the filter of the page and of `with_ray.py` keeps."""
+
+
+class RayStandIn:
+    """Stand-in for the four calls of Ray Data on the page. It tests the page against our interface, and not Ray."""
+
+    def __init__(self, tables):
+        self.tables = tables
+
+    def filter(self, keep):
+        rows = [row for table in self.tables for row in table.to_pylist() if keep(row)]
+        half = len(rows) // 2
+        return RayStandIn([pyarrow.Table.from_pylist(some) for some in (rows[:half], rows[half:])])
+
+    def map_batches(self, function, batch_format, batch_size, fn_kwargs):
+        assert (batch_format, batch_size) == ("pyarrow", None), "whole blocks as tables"
+        return RayStandIn([function(table, **fn_kwargs) for table in self.tables])
+
+    def take_all(self):
+        return [row for table in self.tables for row in table.to_pylist()]
+
+
+def test_the_program_of_the_page_writes_the_documents(tmp_path, monkeypatch):
+    parquet.write_table(pyarrow.table({"text": TEXTS}), tmp_path / "corpus")
+    ray = types.ModuleType("ray")
+    ray.data = types.SimpleNamespace(read_parquet=lambda path: RayStandIn([parquet.read_table(path)]))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    [program] = [block.text for block in blocks(PAGE) if block.text.startswith("import ray")]
+    values = {"s3://bucket/data": str(tmp_path / "out"), "s3://bucket/corpus": str(tmp_path / "corpus")}
+    for value, ours in {**values, "tokenizer.json": "bytes"}.items():
+        assert program.count(f'"{value}"') == 1
+        program = program.replace(f'"{value}"', repr(ours))
+    exec(compile(program, PAGE.name, "exec"), {})
+    assert sorted(documents(tmp_path / "out")) == sorted(LONG_ENOUGH)
+    assert cli.main(["data", "verify", str(tmp_path / "out")]) == 0
+
+
+def test_the_typed_recipe_of_the_page_writes_its_fields(tmp_path):
+    [program] = [block.text for block in blocks(PAGE) if "TypedRecipe" in block.text]
+    names = {}
+    exec(compile(program, PAGE.name, "exec"), names)
+    out, recipe = str(tmp_path / "out"), names["recipe"]
+    table = pyarrow.table({"item": [[1, 999]], "time": [[10**12, 10**12 + 1]]})
+    write_manifest(write_table(table, out, recipe).to_pylist(), out, recipe)
+    manifest, [(elements, _)] = contents(tmp_path / "out")
+    assert (manifest.vocab_size, [field.name for field in manifest.fields]) == (1000, ["token", "time"])
+    rows = np.frombuffer(elements, [("token", "<u2"), ("time", "<i8")]).tolist()
+    assert rows == [(1, 10**12), (999, 10**12 + 1)]
+
+
+SAME = "tests/train/data/test_tables.py::test_a_table_becomes_the_same_shard_as_its_file[text]"
+FRAMEWORKS = os.environ.get("CONCERTINA_FRAMEWORKS", "")
+RAY_SECONDS = 600
+"""Time limit of one run. Ray starts eight processes first."""
+
+
+@pytest.mark.long(law=SAME)
+@pytest.mark.timeout(3 * RAY_SECONDS)
+def test_ray_data_writes_each_document_once(tmp_path):
+    """Two runs can differ in their shards, because Ray Data can read the files into a table in another order."""
+    places = [*FRAMEWORKS.split(os.pathsep), *sys.path]
+    place = next((each for each in places if each and PathFinder.find_spec("ray", [each])), None)
+    if place is None:
+        pytest.skip("ray is not installed, nor in a folder of CONCERTINA_FRAMEWORKS")
+    files = [tmp_path / f"{number}.parquet" for number in range(4)]
+    for number, file in enumerate(files):
+        parquet.write_table(pyarrow.table({"text": [*TEXTS[number::4], "short"]}), file)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([SEARCH_PATH, place]), "RAY_USAGE_STATS_ENABLED": "0"}
+    for out in ("one", "two"):
+        command = [sys.executable, str(PREPARE / "with_ray.py"), str(tmp_path / out), *map(str, files)]
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=RAY_SECONDS)
+        assert run.returncode == 0, run.stderr[-3000:]
+        assert sorted(documents(tmp_path / out)) == sorted(LONG_ENOUGH)

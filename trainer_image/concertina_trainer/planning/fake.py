@@ -105,7 +105,7 @@ def _fused_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, e
     if weight is not None and weight.dtype is not x.dtype:
         return _composed_norm(x, shape, weight, eps)  # CUDA has no kernel for two dtypes
     if not isinstance(x, DTensor):
-        return FusedNorm.apply(x, len(shape), weight)  # type: ignore[no-any-return, no-untyped-call]
+        return FusedNorm.apply(x, len(shape), weight)  # type: ignore[no-any-return]
     if isinstance(weight, DTensor):
         weight = weight.to_local(grad_placements=[Partial()] * weight.device_mesh.ndim)
     normalized = FusedNorm.apply(x.to_local(), len(shape), weight)
