@@ -188,7 +188,7 @@ def every_type(tmp_path_factory):
 
 
 def same_in_every_world(data, documents, world, later, position):
-    """The world changes after the first step. Ids and fields also agree with the source."""
+    """Check the batches of a world that changes after the first step, and their ids and fields against the source."""
     assert VALUES.keys() == NUMBER_BYTES.keys()
     uri = str(data)
     whole = read(uri, 1, position, documents)

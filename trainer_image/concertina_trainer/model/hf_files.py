@@ -111,7 +111,11 @@ class HfFiles:
             return None
 
     def _place_of_expert(self, name: str, own: str, pattern: str) -> Place:
-        """Return the place of the tensor of one expert, or of a part of it, in the tensor of all experts."""
+        """Return the place of the tensor of one expert, or of a part of it, in the tensor of all experts.
+
+        Raises:
+            InvalidInput: When transformers converts the tensor in another way, or when it belongs to no expert.
+        """
         rule = next(rule for rule in self._converters if pattern in rule.source_patterns)
         if not _merges_experts(rule):
             operations = ", ".join(f"{operation!r:.60}" for operation in rule.operations)
