@@ -178,7 +178,7 @@ class Logs:
             say(f"{pod}: the log ends here: {error}")
 
     async def _started_pods(self) -> AsyncIterator[tuple[str, int | None]]:
-        """Yield each pod whose container `trainer` has started, and the number of last lines to begin with.
+        """Yield each pod whose container `trainer` has started, and how many of the last lines to print first.
 
         A pod is yielded again after each restart of that container. The number is None for all lines since the start.
         """
@@ -207,7 +207,7 @@ class Logs:
 
 
 def chosen(pods: list[Raw], first: Container[str | None]) -> list[Raw]:
-    """Return at most MOST_STREAMS of `pods`, in order of replica index.
+    """Return at most MOST_STREAMS of `pods`, sorted by replica index.
 
     Pods whose names are in `first` are preferred, then pods with low indexes.
     """

@@ -52,7 +52,7 @@ async def exporting() -> AsyncIterator[Export]:
 
 
 class _Ids(RandomIdGenerator):
-    """Id generator for OpenTelemetry: each new trace gets the id that is in `trace`."""
+    """Id generator for OpenTelemetry: a new trace gets the id in the attribute `trace`."""
 
     trace = 0
 

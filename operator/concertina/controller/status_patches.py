@@ -38,7 +38,7 @@ class PreconditionFailed(Exception):
 
 @dataclass(frozen=True)
 class StatusChange:
-    """Change of a job's status that a plan requires."""
+    """Change of a job's status, as a plan requires it."""
 
     view: JobView
     tests: list[Raw]

@@ -109,7 +109,7 @@ def evaluate(scenario: str, job: str, done: str, expect: Expect, observation: Dr
 
 
 def positions(observation: DrillObservation) -> str:
-    """Return a sentence on whether samples were skipped or repeated.
+    """Return a sentence that says whether samples were skipped or repeated.
 
     The first step of a round must follow directly after the step of the state that was restored.
     """

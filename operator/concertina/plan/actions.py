@@ -236,7 +236,7 @@ class DropWorkload:
 
 @dataclass(frozen=True)
 class ReportPodsReady:
-    """Set the PodsReady condition of a Workload. Kueue waits for this condition if `waitForPodsReady` is configured."""
+    """Set the PodsReady condition of a Workload. Kueue needs it if `waitForPodsReady` is configured."""
 
     key: WorkloadKey
     ready: bool
@@ -253,8 +253,8 @@ class Send:
 
     The operator does not repeat a call that is in progress or answered. Calls are the same if their kind, their round
     and their claim (the operator's decision to begin the round) are equal. There are two exceptions. A call that failed
-    (`Call.error`) is sent again. A Drain call is sent again if the drain must now end with a durable checkpoint. The
-    agent's `AgentView` lists the call from the moment at which the operator sends it.
+    (`Call.error`) is sent again. A Drain call is sent again if the drain must now end with a durable checkpoint. From
+    the moment at which the operator sends the call, the agent's `AgentView` lists it.
     """
 
     replica: str

@@ -1,8 +1,8 @@
 """Decide whether a replica is alive, silent or dead, from several sources of evidence.
 
-Kubernetes reports that a pod has ended. Members of a round report whether they are in contact with their coordinator
-(the agent of rank 0). A host that closes a stream and refuses a new one shows that no agent listens. Without any of
-this evidence, an agent that does not answer may be unreachable for this operator and still be training (decision
+There are three sources. Kubernetes reports that a pod has ended. Members of a round report whether they are in contact
+with their coordinator (the agent of rank 0). If a host closes a stream and refuses a new one, no agent listens there.
+Without any of this evidence, a silent agent may still train: it may only be unreachable for this operator (decision
 "Silence alone does not count as a failure").
 """
 
@@ -87,7 +87,7 @@ class Health:
     def no_agent_reachable(self) -> bool:
         """Return whether the operator has no connection to any agent of the job.
 
-        The cause may then be the operator's own network, while all replicas are well.
+        The cause may then be the operator's own network, while all replicas train.
         """
         return not any(view.connected for view in self.observed.agents.values())
 
@@ -143,8 +143,8 @@ class Health:
     def _since_planned_claim(self) -> float:
         """Seconds since the last planned claim (decision to begin a round); infinity if the last claim was not planned.
 
-        A planned claim means that nothing had failed by then. A member that only the operator could not reach was
-        therefore alive at that time (decision "Silence alone does not count as a failure").
+        A claim is planned if nothing had failed when the operator made it. A member that only the operator could not
+        reach was therefore alive at that time (decision "Silence alone does not count as a failure").
         """
         claim = self.round.claim
         if claim is None or claim.at is None or claim.reason not in PLANNED:
@@ -152,7 +152,7 @@ class Health:
         return since(unix_seconds(claim.at), self.now)
 
     def _is_in_good_standing(self, replica: str) -> bool:
-        """Return whether the replica is a member of the committed round and nothing suggests that it has failed."""
+        """Return whether the replica is a member of the committed round and shows no sign of a failure."""
         if not self.round.committed or replica not in self.round.members:
             return False
         if replica == self.round.coordinator.replica:
@@ -194,10 +194,10 @@ class Health:
         return HealthVerdict(Life.SILENT, evidence=EvidenceSource.SILENCE, age=age)
 
     def _word_of_members(self) -> HealthVerdict | None:
-        """Return a verdict on a silent coordinator from the states of the connected members; None if they show nothing.
+        """Return a verdict on a silent coordinator from the states of the connected members.
 
         A member stops soon after it has lost its coordinator. A member that trains is therefore in contact with the
-        coordinator.
+        coordinator. The result is None if the members' states show nothing.
         """
         assert self.round.claim is not None
         this_round, trains = (self.round.claim.round, self.round.claim.claim_id), False

@@ -1,8 +1,8 @@
 """Suspension (`spec.suspend`): drain the round, save its state, then delete the job's pods.
 
-The operator does the same in two more cases. One is a job that was resumed with another pod template while it still had
-old pods. The other is a deleted job that another tool's finalizer keeps (decision "Deleted jobs with a foreign
-finalizer are drained").
+The operator does the same in two more cases. In the first case, a job was resumed with another pod template while it
+still had old pods. In the second case, a job was deleted but still exists, because another tool's finalizer keeps it
+(decision "Deleted jobs with a foreign finalizer are drained").
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ def _is_over(ctx: JobContext) -> bool:
 def _is_saved(ctx: JobContext, report: Report) -> bool:
     """Return whether a drained round has saved its state, or can't save it any more.
 
-    A drain that began for another reason, such as new replicas that join, does not save. The operator then asks the
-    coordinator to save. Reports that arrive soon after that request may still describe the time before the save.
+    If a drain began for another reason, for example because new replicas join, the round does not save its state. The
+    operator then asks the coordinator to save it. Reports that arrive soon after this request may still describe the
+    time before the save.
     """
     if not ctx.saves_durably:
         return True
@@ -98,9 +99,9 @@ def _is_saved(ctx: JobContext, report: Report) -> bool:
 
 
 def _stopped_unsaved(ctx: JobContext, report: Report) -> bool:
-    """Return whether a script stopped before it saved anything newer than the state with which the round began.
+    """Return whether a script stopped without saving any state that is newer than the round's initial state.
 
-    If the round began with state from the pods' memory, only the pods have that state.
+    If the round began with state from the pods' memory, only the pods have that initial state.
     """
     step = report.progress.step if report.progress else 0
     return not ctx.spec.bundled and step <= _in_memory(ctx) > 0

@@ -56,7 +56,7 @@ LONGEST = 30.0
 
 
 def next_round(ctx: JobContext) -> float:
-    """Return the seconds to wait before the next round, given how many earlier rounds failed at the same step."""
+    """Return the seconds to wait before the next round. The delay grows with rounds that failed at the same step."""
     since = unix_seconds(ctx.world.since) if ctx.world.since else ctx.now
     answered = [entry for entry in ctx.recent if unix_seconds(entry.at) <= since]
     if not answered:
@@ -143,7 +143,7 @@ def _delayed(ctx: JobContext, index: int, pods: list[Restart]) -> DelayedPod:
 def _in_a_row(
     failures: Sequence[Restart], before: float, belongs: Callable[[Restart], bool] = lambda entry: True
 ) -> int:
-    """Return the number of the last failures before the time `before` that followed each other in quick succession.
+    """Return how many of the last failures before the time `before` followed each other in quick succession.
 
     Args:
         failures: Failures in order of time.
@@ -269,7 +269,7 @@ def too_large(ctx: JobContext, pod: PodView) -> str:
 
 
 def why_waiting(ctx: JobContext, pod: PodView) -> str:
-    """Return why a pod is not ready, as words for the job's status."""
+    """Return why a pod is not ready, as a clause for the job's status."""
     view = ctx.agent(pod.name)
     if fault := ctx.replicas.gpu_faults.get(pod.name):
         return fault

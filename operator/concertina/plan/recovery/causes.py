@@ -45,7 +45,7 @@ NOBODYS = frozenset({FailureReason.LOSS_SPIKE, FailureReason.LOSS_NOT_FINITE, Fa
 
 
 def recover(ctx: JobContext) -> Decision | None:
-    """Start a new round if the committed one has failed: at once, or after a delay if rounds keep failing."""
+    """Start a new round if the committed one has failed. If rounds fail repeatedly, start it after a delay."""
     trigger = broken(ctx) if ctx.round.committed else None
     if not isinstance(trigger, Failure):
         return _next_round(ctx, trigger) if trigger else None
@@ -121,9 +121,9 @@ def _failure_reported(ctx: JobContext) -> Failure | None:
 
 
 def _by_damage(failure: protocol.Failure) -> bool:
-    """Return whether the cause of the failure is a damaged checkpoint.
+    """Return whether a damaged checkpoint caused the failure.
 
-    Any replica that reads the checkpoint would fail, so the replica is not at fault.
+    Any replica that reads the checkpoint would fail, so the failure does not count as a failure of this replica.
     """
     return failure.rollback is not None and failure.rollback.damaged is not None
 
@@ -185,7 +185,8 @@ def _coordinator_lost(ctx: JobContext) -> RoundTrigger | None:
 def _not_acknowledged(ctx: JobContext) -> Failure | None:
     """Return a failure if a member refused or did not get its Assign call (which gives it a rank).
 
-    A missing acknowledgement is a failure too, unless the coordinator's report shows that the member has started.
+    If the member has not acknowledged the call, this is a failure too, unless the coordinator reports that the member
+    has started.
     """
     member_states = ctx.round.report.members if ctx.round.report else {}
     begun = {name for name, member in member_states.items() if member.state is not protocol.State.STARTING}
@@ -238,7 +239,8 @@ CHECKS: tuple[Check, ...] = (
 def recheck(ctx: JobContext) -> float:
     """Return the seconds after which to plan the job again even if nothing new is observed.
 
-    By then, the committed round may count as failed, for example because an agent has been silent for too long.
+    After these seconds, the committed round may count as failed, for example because an agent has been silent for too
+    long.
     """
     view, age = ctx.agent(ctx.round.coordinator.replica), ctx.health.coordinator.age
     if not view.alive:

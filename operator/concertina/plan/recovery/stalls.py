@@ -121,8 +121,8 @@ def _frames(lines: list[str]) -> list[str]:
 def _frame(line: str) -> str:
     """Return function, file name and line number from a line such as `File "/folder/file.py", line 1 in function`.
 
-    The result is empty for any other line. A regular expression could take time that grows with the square of the
-    line's length, so the function uses none.
+    The result is empty for any other line. The function uses no regular expression, because its time could grow with
+    the square of the line's length.
     """
     _, _, remainder = line.partition('File "')
     path, _, remainder = remainder.partition('", line ')
@@ -141,7 +141,7 @@ If the replica is still slow after that, on several nodes, the nodes are not the
 
 
 def straggler_marks(ctx: JobContext) -> tuple[StragglerMark, ...]:
-    """Return the new value of `status.stragglers` (ranks that are slower than the others).
+    """Return the new value of `status.stragglers`, the ranks that are slower than the others.
 
     The value stays unchanged until the coordinator has reported to this operator.
     """

@@ -92,8 +92,8 @@ def commit(
 def _reached(ctx: JobContext) -> int:
     """Return the step that the last round had reached, from which the number of lost steps is computed.
 
-    If that round ended before its first report, the result is the step from which the round started. A higher step in
-    the status is of an earlier round, and its loss was counted when the last round began.
+    If that round ended before its first report, the result is the step from which the round started. The status may
+    then contain a higher step of an earlier round. Its lost steps were already counted when the last round began.
     """
     base = ctx.world.base
     if base is None or ctx.status.internal.round_waits.round == base.round:
@@ -112,7 +112,7 @@ def _whence(origin: protocol.Restore, uid: str) -> str:
 
 
 def _anew(ctx: JobContext) -> str:
-    """Return the words that say from where a custom command starts, for a message.
+    """Return a phrase, for a message, that says from which state a custom command starts.
 
     The operator does not know the step, because the command chooses its state itself.
     """

@@ -1,4 +1,7 @@
-"""Planned changes of members: the round stops after a step, and a round with other members continues from that step."""
+"""Planned changes of members: the round stops after a step, and the next round continues from this step.
+
+The next round has other members.
+"""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Wait for members that hold state which the next round needs: members that answer late and members that depart.
+"""Wait for members whose state the next round needs: members that answer late, and members that depart.
 
-The usual time to wait for answers is short, so that one slow candidate does not delay a recovery. On a busy machine
-this time can end before healthy members with the newest snapshot have answered. The round would then start from an
-older state although nothing was lost. The operator therefore waits longer for members that may hold the newest state
-(decision "Waiting for late members that hold newer state").
+The usual time to wait for answers is short, so that one slow candidate does not delay a recovery. On a busy machine,
+healthy members with the newest snapshot may answer later than this. The round would then start from an older state
+although nothing was lost. The operator therefore waits longer for members that may hold the newest state (decision
+"Waiting for late members that hold newer state").
 
 Each shard is in the memory of its own member and of the next member. If two such neighbours depart together, both
-copies are lost. The two members therefore take part in one more round, whose snapshots other members then hold. There
-is one exception: if the last round has only one member and that member departs, it stays outside of the new round, and
-the new members fetch the state from it (decision "Departing members that hold the only copy"). A departing replica may
-exit once the new round has a snapshot of its own.
+copies are lost. The two members therefore take part in one more round, until other members hold that round's snapshots.
+There is one exception: if the only member of the last round departs, it does not join the new round, and the new
+members fetch the state from it (decision "Departing members that hold the only copy"). A departing replica may exit
+once the new round has a snapshot of its own.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def seconds_for_late(ctx: JobContext, claim: Claim, answers: Mapping[str, Prepar
 
 
 def is_cut_off(ctx: JobContext, answers: Mapping[str, Prepared], all_answers: Mapping[str, Prepared]) -> bool:
-    """Return whether the round would lose a newer state, because parts of that state are on replicas out of its reach.
+    """Return whether the round would lose a newer state, because replicas that it can't reach hold parts of that state.
 
     Args:
         ctx: Context of this planning pass.

@@ -2,8 +2,8 @@
 
 A round starts from the newest snapshot for which some replica holds each shard. Shards of two snapshots are never
 mixed. A rollback is a new round that starts from an older state (decision "A rollback is a new round from an older
-state"). All states after that one are then void, which means that no round may start from them. Samples that were
-skipped remain skipped.
+state"). All states after that one are then void, which means that no round may start from them. Samples that an earlier
+round skipped remain skipped.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def candidates(
 ) -> list[RestoreCandidate]:
     """Return the possible states: the newest one in memory, the newest one in storage, and the beginning of the run.
 
-    Of equal candidates, the first one is faster to load.
+    If two candidates are the same state, the one that loads faster comes first.
 
     Args:
         replies: Answers of the future members.
@@ -170,7 +170,7 @@ def held(replies: Mapping[str, Prepared], status: JobStatus) -> dict[SnapshotId,
 
 
 def age(restore: Restore, uid: str) -> tuple[int, int]:
-    """Return the round and step of a state to restore, by which states are compared.
+    """Return the round and step of a state to restore, as a key to compare states.
 
     A higher value means a newer state. The value can also be compared with the round and step of a snapshot.
     """

@@ -3,8 +3,8 @@
 A trace is reported once, in the planning pass in which the round begins to train or is aborted. All times are by this
 operator's clock. For the phases inside the pods, agents report only durations. The first of these phases begins when
 the coordinator's agent answers its Assign call, and each other phase begins when the previous one ends. The time of a
-worker's failure is taken from `status.incidents`. This time is never later than the time at which the operator noticed
-the failure (decision "Trace spans use the operator's clock").
+worker's failure comes from `status.incidents`, and is never later than the time at which the operator noticed the
+failure (decision "Trace spans use the operator's clock").
 """
 
 from __future__ import annotations
