@@ -1,4 +1,4 @@
-"""Facts that an agent knows, and what is derived from them: its state, its report, and whether it may exit.
+"""Facts that an agent knows, and values derived from them: its state, its report, and whether it may exit.
 
 The module has no side effects. Only the functions in `steps` change the facts.
 """
@@ -78,7 +78,7 @@ class AgentState:
     def state(self) -> OwnState:
         """State of this agent's own part in its round, such as running or failed (see `states`).
 
-        The states of the other members do not matter. `reported` takes them into account.
+        The states of the other members have no influence here, unlike in `reported`.
         """
         r = self.round
         if r is None:
@@ -114,7 +114,7 @@ class AgentState:
         return OwnState.DRAINING if r.drain is not None else OwnState.RUNNING
 
     def is_durable(self, r: Membership, coordinator: Coordinator, own: OwnState) -> bool:
-        """Return whether the end of this round no longer has to wait for a checkpoint in storage.
+        """Return whether the end of this round need not wait (any more) for a checkpoint in storage.
 
         If the end requires a checkpoint, the wait is over once storage has that checkpoint. After a drain, in which all
         ranks stopped after the same step, the wait is also over if a member is lost whose shards are not all in
@@ -239,10 +239,10 @@ class AgentState:
     def at_rest(self) -> bool:
         """Return whether this agent can exit without losing a state that a later round may need.
 
-        Unless the state is in storage too, the agent must not exit in these cases:
+        If the state is not in storage, the agent must not exit in these cases:
 
         - The agent has reported its snapshots for a new round, and the operator has not sent a Release yet.
-        - The replica that keeps copies of the agent's state departs too.
+        - The replica that keeps copies of the agent's state is about to exit too.
         """
         r = self.round
         if r is None:
@@ -268,8 +268,8 @@ class AgentState:
     def _is_last_holder(self, r: Membership) -> bool:
         """Return whether this agent may be the only remaining agent that has the training state of its shards.
 
-        Such an agent must not exit yet. Termination notices often come in groups. As long as the coordinator has not
-        reported which other members depart, the result is True to be safe.
+        Such an agent must not exit yet. Several replicas often get termination notices at the same time. The result is
+        therefore True until the coordinator has reported which other members depart.
         """
         names = [member.replica for member in r.assign.members]
         leaving, durable = set(self.leaving()), r.drain is not None and r.drain.order.durable
@@ -282,7 +282,7 @@ class AgentState:
         return bool(leaving & {names[r.me - 1], names[(r.me + 1) % len(names)]} - {self.replica})
 
     def all_succeeded(self) -> bool:
-        """Return whether the whole round has succeeded, as the coordinator reports.
+        """Return whether the coordinator has reported that the whole round has succeeded.
 
         All agents of the round then exit with code 0.
         """

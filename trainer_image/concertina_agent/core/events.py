@@ -139,7 +139,7 @@ class MemberGone:
 class CoordinatorJoined:
     """Event on a member: the coordinator has accepted its Join.
 
-    The event occurs again each time a broken stream is replaced.
+    The event occurs again each time a new stream replaces a broken one.
     """
 
     round: int
@@ -171,8 +171,8 @@ class CoordinatorGone:
 class PeerCopied:
     """Event: another replica has copied a shard that a worker of this agent has saved.
 
-    The members form a ring, in which each member copies the previous member's shards. So the copy is on the next
-    member.
+    The members form a ring, in which each member copies the previous member's shards. The other replica is therefore
+    the next member of the ring.
     """
 
     id: p.SnapshotId
@@ -219,7 +219,7 @@ class StorageSeen:
 
 @dataclasses.dataclass(frozen=True)
 class TrackingSeen:
-    """Event: the tracking tool, such as MLflow, has started or stopped accepting records of the run."""
+    """Event: the tracking tool, such as MLflow, has begun or ceased to accept records of the run."""
 
     trouble: str
     """Sentence about why the tracking tool does not accept records, or "" if it does."""
@@ -268,7 +268,7 @@ class WarmStartKnown:
 
 @dataclasses.dataclass(frozen=True)
 class WorldsSeen:
-    """Event: the agent knows whether each worker of this round trains separately, without the other workers."""
+    """Event: the agent has found out whether each worker of this round trains separately from the others."""
 
     round: int
     mismatch: str

@@ -43,8 +43,8 @@ class SnapshotIndex:
     def before(self, round: int, restore: Restore) -> Optional[SnapshotId]:
         """Return the newest snapshot of earlier rounds that is older than the snapshot that `round` restores, or None.
 
-        The agent keeps this snapshot until the round has restored its state, because the restored snapshot may turn out
-        to be damaged.
+        The agent keeps this snapshot until the round has restored its state, because the snapshot to restore may be
+        damaged.
         """
         older = (id for id in self._lower(round) if id.step <= restore.step and id != restore.id)
         return max(older, key=lambda id: (id.round, id.step), default=None)

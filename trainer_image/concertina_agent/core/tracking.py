@@ -1,7 +1,7 @@
 """Records of the run for a tracking tool, derived from the events that the agent handles.
 
-The record of a step includes an evaluation after that step. So the record is written only at the next step, or when the
-worker exits. The module has no side effects.
+If the model is evaluated after a step, the step's record includes the evaluation. The record is therefore written only
+at the next step, or when the worker exits. The module has no side effects.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TrackingRecorder:
     """
 
     def __init__(self, every_steps: int) -> None:
-        """Prepare to record every `every_steps`-th step, and also each step that is followed by an evaluation."""
+        """Prepare to record every `every_steps`-th step, and each step after which the model is evaluated."""
         self._every_steps = every_steps
         self._round_record = RoundRecord(-1)
 

@@ -1,8 +1,9 @@
 """Streams between the coordinator and its members, at both ends.
 
-A broken connection does not prove that the process at the other end has died (decision "A reset connection does not
-prove a failure"). The member therefore joins the coordinator again, and the coordinator sends a request to the member's
-agent. If the process has died, its node refuses new connections at once.
+The coordinator is the agent of rank 0, and the members are the round's other agents. A broken connection does not prove
+that the process at the other end has died (decision "A reset connection does not prove a failure"). The member
+therefore joins the coordinator again, and the coordinator sends a request to the member's agent. If the process has
+died, its node refuses new connections at once.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ class MemberStreams:
 
         Args:
             state: Function that returns the coordinator's own state, for its heartbeats.
-            connections: Connections by which members' agents are asked whether they are alive.
+            connections: Connections on which the coordinator asks the members' agents whether they are alive.
             emit: Function that passes events to the state machine.
             tasks: Group of the background tasks.
         """
@@ -198,8 +199,8 @@ class MemberStreams:
     async def serve(self, join: p.Join, wire: Connection) -> None:
         """Serve the stream of a member until the stream breaks. If the member turns out to be lost, emit MemberGone.
 
-        The coordinator sends its heartbeat only at fixed times. If it sent each change to each of N members, a change
-        of every member would cause N² lines.
+        The coordinator sends its heartbeat only at fixed times. If it sent each member's change to all N members, N
+        changes would cause N² lines.
 
         Raises:
             ProtocolError: If the member sends an invalid message.
@@ -208,8 +209,8 @@ class MemberStreams:
         def on_message(state: p.MemberState) -> None:
             """Emit the state of the member that opened this stream.
 
-            All agents of a job have the same certificate. So each line must be about the member that opened the stream
-            (decision "A member reports only about itself").
+            All agents of a job have the same certificate, which does not identify a member. Each line on a stream must
+            therefore be about the member that opened the stream (decision "A member reports only about itself").
 
             Raises:
                 ProtocolError: If the line is about another member.

@@ -61,7 +61,7 @@ class Learns(Protocol):
     def answer(self) -> p.Message: ...
 
     def hear_of(self, address: str) -> None:
-        """Handle the address of another agent, which may be asked for the modules that the script imports."""
+        """Store the address of another agent, which may be asked for the modules that the script imports."""
 
 
 class NetworkDriver:

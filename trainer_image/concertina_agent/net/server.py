@@ -146,7 +146,7 @@ class AgentServer:
                     await (self._serve(wire) if isinstance(wire, Connection) else self._serve_shards(wire))
 
     async def _introduced(self, connection: socket.socket) -> Union[Connection, ShardWire]:
-        """Return a new connection after its other end has presented a certificate of the job."""
+        """Return a new connection once its other end has presented a certificate of the job."""
         try:
             speaks_tls = await _speaks_tls(connection)
         except BaseException:

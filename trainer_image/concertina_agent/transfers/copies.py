@@ -290,9 +290,9 @@ class Peers:
     async def _send_shard(self, wire: ShardWire, shard: Shard, part: int, parts: int) -> Optional[p.Copied]:
         """Send a part of a shard, and return the receiver's confirmation, or None if there is none.
 
-        The receiver verifies the shard. Without a confirmation, this agent verifies its own file too. If the file is
-        damaged, this agent deletes the file, so that no other agent requests it again (decision "The receiver checks a
-        shard").
+        The receiver verifies the shard, and confirms it. If there is no confirmation, this agent verifies its own file
+        too. If the file is damaged, this agent deletes it, so that no other agent requests it again (decision "The
+        receiver checks a shard").
 
         Raises:
             ConnectionError: If the shard is damaged.

@@ -155,7 +155,7 @@ class WorkersDriver:
     def _with_storage(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Return the environment with a PYTHONPATH in which Python finds a client library of durable storage.
 
-        The image may have none itself.
+        This is needed because the image may not contain one.
         """
         path = [environment.get("PYTHONPATH", ""), str(self._settings.volume / STORAGE_API)]
         return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}

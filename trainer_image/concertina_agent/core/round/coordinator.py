@@ -119,7 +119,7 @@ class Coordinator:
         return self.settle(now) or state != previous
 
     def settle(self, now: float) -> bool:
-        """Determine the cause of the round's failures. Return True only at the call that first knows the cause."""
+        """Determine the cause of the round's failures. Return True only at the first call that finds it."""
         if self.settled or not self._failures:
             return False
         if self._settled_at is None:
@@ -194,8 +194,8 @@ class Coordinator:
     def _set(self, state: MemberState) -> None:
         """Store the state of a member.
 
-        Thousands of members send a line twice per second each. Values that are derived from the states are therefore
-        computed again only if they can have changed.
+        Each of thousands of members sends its state twice per second. Values that are derived from the states are
+        therefore computed again only if they may have changed.
         """
         before, reported = self.members[state.replica], self.told[state.replica]
         self.members[state.replica] = state
@@ -243,14 +243,14 @@ class Coordinator:
         return bool(silent)
 
     def next_deadline(self, now: float) -> float:
-        """Return the time after `now` at which a member without a line counts as silent or lost, or infinity."""
+        """Return the next time after `now` at which a member may count as silent or lost, or infinity."""
         times = (at for deadline in self._give_up_at.values() for at in (deadline - REMAINING_SECONDS, deadline))
         return min((at for at in times if at > now), default=math.inf)
 
     def check(self, now: float) -> bool:
         """Check for hangs and stragglers. Return whether one was found or has ended since the last call.
 
-        After a failure, the result is False, because the round is over and the workers wait due to the failure.
+        After a failure, the result is False. The round is then over, and its workers wait because of the failure.
         """
         return not self._failures and self.watchdog.check(now)
 
@@ -287,7 +287,7 @@ class Coordinator:
         return failures.told(self._failures.values(), len(self.members)) if self.settled else ()
 
     def publishable(self) -> list[tuple[SnapshotId, bool]]:
-        """Return the snapshots whose shards are all in storage, each with a bool that is True for the run's last step.
+        """Return the snapshots whose shards are all in storage, each with whether it is of the run's last step.
 
         Each snapshot is returned only once.
         """

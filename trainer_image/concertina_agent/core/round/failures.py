@@ -100,7 +100,8 @@ def worker_stopped(replica: str, rank: int, step: Optional[int], at: float) -> F
 def looks_provoked(failure: Failure) -> bool:
     """Return whether a failure looks like a consequence of a lost connection to another rank.
 
-    It does if the worker's output names a lost connection, or if a watchdog inside the worker has aborted the worker.
+    This is so if the worker's output names a lost connection, or if a watchdog inside the worker has aborted the
+    worker.
     """
     if failure.reason == FailureReason.WORKER_SIGNALED:
         return -failure.exit_code == signal.SIGABRT
@@ -130,7 +131,7 @@ def mark(failures: Iterable[Failure]) -> tuple[Failure, ...]:
 
 
 def better(previous: Optional[Failure], new: Failure) -> Failure:
-    """Compare two failures of the same replica, and return the one that says more about the cause."""
+    """Return that one of two failures of the same replica that says more about the cause."""
     return new if previous is None or (looks_provoked(previous) and not looks_provoked(new)) else previous
 
 

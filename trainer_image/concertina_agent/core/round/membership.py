@@ -41,9 +41,10 @@ class Preparation:
 
     @property
     def quiet(self) -> bool:
-        """True if this agent can begin the round.
+        """True if no old worker and no missing port prevents this agent from beginning the round.
 
-        No worker of an older round may be left, and the port of the round's c10d store must be bound.
+        No worker of an older round may be left, and a port must be bound for the round's c10d store (at which ranks
+        meet).
         """
         return self.gone and self.store is not None
 
@@ -127,7 +128,7 @@ class Membership:
 
     @property
     def last(self) -> dict[int, Committed]:
-        """Newest snapshot in this round of each shard that this agent's workers save, keyed by the shard's number."""
+        """Newest snapshot in this round of each shard that this agent's workers save, keyed by shard number."""
         return {shard: newest for shard, (newest, *_) in self.saved.items()}
 
     def committed(self, message: Committed) -> None:
@@ -144,7 +145,7 @@ class Membership:
     def discount_pause(self, seconds: float) -> None:
         """Move all deadlines back by `seconds`, the time for which this agent's process was suspended.
 
-        A suspended process can't receive messages, so this time must not count as silence of others.
+        A suspended process can't receive messages. Other agents were therefore not silent during this time.
         """
         self.silent_at += seconds
         if self.coordinator is not None:

@@ -79,7 +79,7 @@ def drain_for_notices(agent: AgentState, t: e.Moment) -> list[e.Effect]:
 
 
 def drain_alone(agent: AgentState, r: Membership, t: e.Moment) -> list[e.Effect]:
-    """Stop a user's own command by SIGTERM if its replica has a termination notice and the coordinator is silent.
+    """Stop a user's own command by SIGTERM if its replica has a termination notice but the coordinator is silent.
 
     The command has the rest of the grace period to exit.
     """
@@ -146,11 +146,10 @@ def end_at(agent: AgentState, r: Membership, step: Optional[int]) -> list[e.Effe
 
 
 def forgiven(agent: AgentState, state: p.MemberState) -> p.MemberState:
-    """Return a member's state, and omit the member's failure if the failure is only a consequence of the drain.
+    """Return a member's state. Leave out a failure that is only a consequence of the drain.
 
-    A drain stops all ranks of a round. Failures then occur with a user's own command: one worker may stop before
-    another one. The second worker then loses the connection to the first, and may fail before it receives its own
-    request to stop.
+    A drain stops all ranks of a round. With a user's own command, one worker may stop before another one. The second
+    worker then loses the connection to the first, and may fail before it receives its own request to stop.
     """
     r, failure = agent.round, state.failure
     if agent.bundled or r is None or r.drain is None or failure is None or failure.reason not in OF_COMMANDS:
