@@ -61,7 +61,7 @@ class Pace:
         Args:
             seconds: Duration of the step.
             behind_snapshot: Whether the save at the beginning of the step took a snapshot.
-            committing: Whether an earlier snapshot was still being committed during the step.
+            committing: Whether a thread was still committing an earlier snapshot during the step.
         """
         usual = min(seconds, LEAP * self._step) if self._step else seconds
         self._step += (SMOOTH if self._step else 1.0) * (usual - self._step)

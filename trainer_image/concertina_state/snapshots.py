@@ -57,7 +57,7 @@ class MappedShard:
         return state.copy_to(self._views)
 
     def commit(self, metadata: ShardMetadata, layout: Layout, threads: int = 1) -> None:
-        """Write the sidecar of the shard file, once the file's contents are complete. The file then counts as present.
+        """Write the sidecar of the shard file, once the file's contents are complete. The file is valid from then on.
 
         `threads` is the number of threads that compute the checksum.
         """
@@ -113,7 +113,7 @@ class Snapshots:
         self.make_room()
 
     def of_arrays(self, state: SnapshotSource) -> None:
-        """From now on, take snapshots of the arrays of `state`. If their layout is new, allocate new files."""
+        """Take further snapshots of the arrays of `state`. If their layout is new, allocate new files."""
         self.finish()
         if state.layout.chunks != self._state.layout.chunks:
             self._slots, self._making, self._ready = [None] * SNAPSHOT_SLOTS, None, -1
@@ -138,7 +138,7 @@ class Snapshots:
     def keeping_up(self) -> bool:
         """True if the next snapshot would not overwrite a snapshot that other replicas are still copying.
 
-        For that, they must have completely copied the last snapshot but one (decision "Snapshot k waits for copies of
+        Other replicas must have completely copied the last snapshot but one (decision "Snapshot k waits for copies of
         snapshot k-2").
         """
         return self.complete >= self.count - 2
@@ -192,9 +192,9 @@ class Snapshots:
     def make_room(self) -> None:
         """Make the committing thread allocate a file for the next snapshot, if that snapshot needs a new file.
 
-        The thread does this after its present work. The thread also checks whether a new file is needed. If the
-        training thread checked this, the system call would release the GIL, and training would have to wait to get the
-        GIL back. If the file is not ready in time, `begin` waits for the file (decision "A thread allocates the next
+        The thread does this after its present work. It also checks whether a new file is needed. The training thread
+        does not check this, because the system call would release the GIL, and training would have to wait to get it
+        back. If the file is not ready in time, `begin` waits for the file (decision "A thread allocates the next
         snapshot's file").
         """
         index = self._next()

@@ -286,7 +286,8 @@ def _best(
 ) -> BestCheckpoint | None:
     """Return the best checkpoint of the folder, given the best one before the checkpoint of `manifest`.
 
-    If none was named before, the losses in all manifests are compared, because `checkpoint.keepBest` may be new.
+    If LATEST named no best checkpoint before, compare the losses in all manifests, because the job may have set
+    `checkpoint.keepBest` only now.
 
     Raises:
         StorageError: When durable storage can't be read.
