@@ -135,10 +135,10 @@ class Assign:
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """Message from the operator to a departing replica that took part in Prepare and is not a member of the new round.
+    """Message from the operator to a departing replica that took part in Prepare, but does not join the new round.
 
-    The message says that the replica may exit. Its state is no longer needed, because the members have the state or the
-    round has a newer snapshot. The answer is Accepted or Refused.
+    The message says that the replica may exit. Its state is no longer needed, because the members have this state, or
+    because the round has a newer snapshot. The answer is Accepted or Refused.
     """
 
     uid: str

@@ -49,7 +49,7 @@ class StopAt:
 class Ping:
     """Request from an agent to another agent. The answer proves that the other agent is reachable and of the same job.
 
-    The certificate of the answering agent, which the job's CA has issued, proves the job. The answer is Accepted, with
+    The answering agent belongs to the same job if the job's CA has issued its certificate. The answer is Accepted, with
     the highest round that the answering agent has seen and the round's claim (the operator's decision to begin it).
     """
 

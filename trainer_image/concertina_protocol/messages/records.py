@@ -101,7 +101,7 @@ class Durable:
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """What an agent knows about durable storage.
+    """Facts that an agent knows about durable storage, such as the newest checkpoint.
 
     A message has None instead of this object if the job has no checkpoint.uri, or if it runs a user's own command that
     does not use storage.
@@ -210,6 +210,6 @@ class Restore:
     def bars(self, durable: Durable, uid: str) -> bool:
         """Return whether the job with uid `uid` must not continue from the checkpoint `durable`.
 
-        That is the case if a rollback of this job has undone the checkpoint, or if the checkpoint is damaged.
+        The result is True if a rollback of this job has undone the checkpoint, or if the checkpoint is damaged.
         """
         return durable.uri in self.damaged or (durable.uid == uid and self.voids(durable))

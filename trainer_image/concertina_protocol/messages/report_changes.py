@@ -1,7 +1,7 @@
 """Differences between two consecutive reports of one agent, which are sent instead of whole reports.
 
-The size of a difference depends on what has changed, and not on the number of members. So a coordinator of a thousand
-members sends only a few hundred bytes per second (decision "Reports contain all fields").
+The size of a difference depends only on the changes, and not on the number of members. A coordinator of a thousand
+members therefore sends only a few hundred bytes per second (decision "Reports contain all fields").
 """
 
 from __future__ import annotations

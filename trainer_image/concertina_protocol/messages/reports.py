@@ -254,7 +254,7 @@ class Part:
 class Heartbeat:
     """Phase of one worker, and the seconds since its last progress.
 
-    Seconds are sent rather than times, because clocks of different machines may differ.
+    The message has a number of seconds and no time of day, because clocks of different machines may differ.
     """
 
     rank: int

@@ -61,7 +61,7 @@ class Ship:
 
 @dataclasses.dataclass(frozen=True)
 class Shipped:
-    """Answer to Ship: it says that the shard is in storage, or contains an error."""
+    """Answer to Ship: whether the shard is in storage, or an error."""
 
     id: SnapshotId
     shard: int

@@ -32,10 +32,11 @@ communicating with each other:
                                                 call, and each rank reaches it, because no rank waits for a result that
                                                 another rank has yet to compute
 
-A slot must not be overwritten while its shard is being uploaded. So the worker creates a hard link to the slot's file
-before it sends WantDurable (`WantDurable.path`). A worker never writes into a file with more than one name: it puts a
-new file into the slot instead. The agent passes the path of the link to its uploader, which removes the link when the
-shard is in storage. The agent removes the links of shards that it does not upload.
+A worker writes snapshots into files (slots) by turns. A slot must not be overwritten while its shard is being uploaded.
+The worker therefore creates a hard link to the slot's file before it sends WantDurable (`WantDurable.path`). It never
+writes into a file with more than one name, and puts a new file into the slot instead. The agent passes the path of the
+link to its uploader, which removes the link when the shard is in storage. The agent removes the links of shards that it
+does not upload.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class CallList:
 class Left:
     """Last message of a worker in a round, if its process continues in the next round.
 
-    The worker has closed the round's process groups and files, so it can't change anything of that round any more.
+    The worker has closed the round's process groups and files, so it can no longer change the state of that round.
     """
 
     round: int
@@ -190,7 +191,7 @@ class Register:
 
 @dataclasses.dataclass(frozen=True)
 class KeepsState:
-    """Message that a user's own command saves snapshots by `trainingjob.State`, as the bundled trainer always does.
+    """Message that a user's own command saves snapshots by `trainingjob.State`. The bundled trainer always saves them.
 
     Another replica then copies the snapshots, and the agent uploads checkpoints.
     """
