@@ -76,7 +76,7 @@ class Shipper:
         return bool(batch)
 
     def close(self) -> None:
-        """Close the run, if it was started."""
+        """Close the run in the tracking tool, if it was started."""
         if self._tracker is not None:
             self._tracker.close()
             self._tracker = None
