@@ -288,7 +288,7 @@ def build(
 ) -> Built:
     """Build the data reader, the model and the optimizer. The state is restored later.
 
-    `saved` is what is recorded about the state to restore. `check` raises if the round is over.
+    `saved` has the facts that are recorded with the state to restore. `check` raises an error if the round is over.
 
     Raises:
         InvalidInput: When the data do not fit the model, or can't be used.
@@ -332,7 +332,7 @@ def _check_data(config: TrainerConfig, digest: str) -> None:
     """Check that a run of `concertina reproduce` has the data that its checkpoint was trained on.
 
     Raises:
-        DataChanged: When the digest of the data is another one.
+        DataChanged: When the data have another digest.
     """
     required_digest = config.reproduction and config.reproduction.data_digest
     if required_digest and required_digest != digest:
@@ -393,7 +393,8 @@ def assemble(
 def begin_saving(built: Built, start: Start, restored: ShardMetadata, channel: RoundChannel) -> Saving:
     """Return the object that takes snapshots and makes checkpoints in this round.
 
-    The interval to the next checkpoint begins at the newest durable checkpoint that no rollback has undone.
+    The time until the next checkpoint is counted from the newest durable checkpoint. Checkpoints that a rollback has
+    made invalid are ignored.
     """
     config, checkpoint, world, state = built.config, built.checkpoint, built.world, built.state
     round, digest = int(os.environ["CONCERTINA_ROUND"]), config.digest()

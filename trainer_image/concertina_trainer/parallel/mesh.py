@@ -47,9 +47,9 @@ class _Names:
     """Names of mesh dimensions. They contain the number of the round, so that no two rounds have equal meshes.
 
     DTensor caches placements, shapes and plans of communication by mesh, in each thread. Two meshes are equal if their
-    ranks and names are equal. A process can take part in several rounds, with another rank in each. If a mesh equaled
-    one of an earlier round, DTensor would use the cached values of the other rank, and results would be silently wrong
-    (decision "A survivor keeps its process").
+    ranks and names are equal. A process can take part in several rounds, with another rank in each. If a new mesh were
+    equal to one of an earlier round, DTensor would use values that were cached for the earlier rank, and results would
+    be wrong without an error (decision "A survivor keeps its process").
     """
 
     round: int

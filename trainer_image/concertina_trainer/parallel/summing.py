@@ -68,7 +68,7 @@ class Sums(Protocol):
 
 
 class PlainSums:
-    """Sums in no fixed order, for ranks that may have no losses or gradients to add."""
+    """Sums in no fixed order. A rank may have no losses or gradients to add."""
 
     def __init__(self, device: torch.device, each: bool, rounded: bool = False) -> None:
         """Choose when gradients are reduced over ranks.

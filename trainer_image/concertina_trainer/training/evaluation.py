@@ -117,14 +117,14 @@ class Evaluation:
             reporter.evaluated_before(self._result())
 
     def _digest(self) -> str:
-        """Return a digest of what the run's evaluation loss is measured on. It is that of the first set."""
+        """Return a digest of the documents on which the run's evaluation loss is measured: those of the first set."""
         reader = next(iter(self._readers.values()))
         measured = [reader.digest, reader.length, self._count(reader), self._config.ema, reader.transform]
         return short_digest(json.dumps(measured).encode())
 
     @property
     def stop_reason(self) -> str:
-        """Sentence about why the run ends after the last evaluation, or "" if it goes on."""
+        """Sentence about why the run ends after the last evaluation, or "" if it continues."""
         return stop_reason(self.history, self._config.stopping)
 
     def is_best(self, step: int) -> bool:
@@ -257,7 +257,7 @@ def _number(loss: float | None) -> float:
 
 
 def _words(figures: Figures) -> list[str]:
-    """Return the known figures beside the loss, for the log."""
+    """Return words for the log about the known figures other than the loss."""
     accuracy = [] if figures.token_accuracy is None else [f"token accuracy {figures.token_accuracy:.4f}"]
     return accuracy + ([] if figures.bits_per_byte is None else [f"{figures.bits_per_byte:.4f} bits per byte"])
 

@@ -84,7 +84,7 @@ class TrainingRun:
             return self.evaluation.after(step, last)
 
     def _amended(self, decision: SaveDecision, last: bool, stored: bool = False) -> SaveDecision:
-        """Return the decision with what the evaluations so far change about it.
+        """Return the decision as the evaluations so far change it.
 
         `stored` is whether a checkpoint of this step is known to be in storage, with its evaluation.
         """

@@ -45,10 +45,11 @@ class Transforms:
         self._lock = threading.Lock()
 
     def apply(self, samples: Sequence[Sample], seed: int | None, vocab_size: int) -> list[Sample]:
-        """Return what the transform makes of each sample. `seed` is None in an evaluation.
+        """Return the result of the transform for each sample. `seed` is None in an evaluation.
 
         Raises:
-            InvalidInput: When the transform can't be imported, fails, or returns something else than such a sample.
+            InvalidInput: When the transform can't be imported, fails, or returns a value that is not a sample of the
+                same shape.
             TransformEnded: When a process has ended.
         """
         with self._lock:
