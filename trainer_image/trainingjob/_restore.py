@@ -264,7 +264,7 @@ def _own_values(shard: ShardReader, rank: str, source: RestorePoint) -> Mapping[
 def _check_nothing_lost(
     headers: Mapping[int, Header], names: Container[str], objects: Collection[str], rank: str
 ) -> None:
-    """Check that the script's objects have all saved arrays. An array is missing if, for example, a layer was removed.
+    """Check that the script's objects have all saved arrays. One is missing, for example, if a layer was removed.
 
     Args:
         headers: Headers of the saved shards, keyed by the shard's number.

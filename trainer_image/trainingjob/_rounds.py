@@ -109,7 +109,7 @@ def run(path: str, main: Callable[[], T]) -> T:
 
 
 def _holds_the_world() -> str:
-    """Return the name of an imported library that stores ranks or process groups of the round in global variables.
+    """Return the name of an imported library that keeps ranks or process groups of a round in global variables.
 
     Such a library can't be used in a second round of the process. If there is none, the result is "".
     """

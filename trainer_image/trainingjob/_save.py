@@ -1,8 +1,7 @@
 """Commits of a `State`: the contents of this rank's shard, and the snapshots of the shard.
 
-The code that saves is shared with the bundled trainer (`concertina_state.saving`). A script only says when a step is
-finished. So the ranks of a script communicate only at steps that are saved, and rank 0 decides the number of steps
-between two saves.
+The code that saves is shared with the bundled trainer (`concertina_state.saving`). A script only reports that a step is
+finished. Its ranks communicate only at steps that are saved, and rank 0 decides the number of steps between two saves.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ class OwnShard:
     def current(self) -> tuple[StateIndex, Snapshots]:
         """Return the index of the script's objects in their present state, and the snapshots.
 
-        The ranks also compare the arrays that must be the same on all ranks, because these may differ after later
-        steps. After each comparison, twice as many snapshots pass until the next one.
+        At some snapshots, the ranks also compare the arrays that must be the same on all ranks. After each comparison,
+        the number of snapshots until the next one doubles.
 
         Raises:
             InvalidInput: Arrays can't be saved, or differ between ranks.
@@ -168,7 +167,7 @@ class Saver:
             raise RoundEnded(0)
 
     def _note_overdue(self, finished: int, durable: bool) -> None:
-        """Count a commit at which nothing could be saved, and warn the user if this happens repeatedly.
+        """Count a commit at which no state could be saved, and warn the user if this happens repeatedly.
 
         Raises:
             InvalidInput: The only optimizer that makes steps is not part of the `State`.
@@ -257,7 +256,7 @@ class Saver:
         return self.saving
 
     def _new_saving(self, snapshots: Snapshots) -> Saving:
-        """Return an object that saves this round's snapshots. Each snapshot will contain the history of the state."""
+        """Return an object that saves this round's snapshots. Each snapshot contains the history of the state."""
         agent, checkpoint, world, start = (
             self._session.agent, self._session.checkpoint, self._session.world, self.start_point,
         )  # fmt: skip
