@@ -53,6 +53,8 @@ class Coordinator:
 
     The coordinator is the agent of rank 0. After the message Prepare, which begins a new round, an agent no longer
     reports that it is the coordinator. It can still pass on the message Assign, which gives the members their ranks.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
     replica: str = ""
@@ -63,7 +65,7 @@ class Coordinator:
     """Members in the report from which this object was made. Most reports list the same object again."""
 
     def after(self, report: protocol.Report) -> Coordinator:
-        """Return the coordinator after an agent of the job has sent this report."""
+        """Return the coordinator (the agent of rank 0) after an agent of the job has sent this report."""
         if not report.coordinator or (report.replica == self.replica and report.members is self._listed):
             return self
         lost = protocol.FailureReason.MEMBER_LOST

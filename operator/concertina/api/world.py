@@ -1,4 +1,7 @@
-"""status.world: the current round and its members."""
+"""status.world: the current round and its members.
+
+A round is a period in which a fixed set of replicas trains.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from concertina.api.packed import pack, unpack
 
 
 class Distance(enum.StrEnum):
-    """Distances between a member and the member that holds the copy of its snapshots."""
+    """Distances between a member and the member that holds the copy of its snapshots.
+
+    A snapshot is a copy of the training state in node memory.
+    """
 
     ZONE = "Zone"
     NODE = "Node"
@@ -29,7 +35,8 @@ class Distance(enum.StrEnum):
 class Claim(StatusModel):
     """Decision of the operator to begin a round. The status shows the newest claim, which has the highest round number.
 
-    The operator writes the claim to the status before it stops workers of an older round.
+    A round is a period in which a fixed set of replicas trains. The operator writes the claim to the status before it
+    stops workers of an older round.
     """
 
     round: Count = Field(description="Number of the claimed round; it only increases.")
@@ -50,6 +57,8 @@ class Member(StatusModel):
 
     The two ids are not listed in the manifest. They are in `status.internal.members`, since only the operator needs
     them.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
     replica: Name = Field(description="Name of its pod.")
@@ -94,7 +103,8 @@ def _stands_for(stored_id: str, id: str) -> bool:
 class Base(StatusModel):
     """State from which the current round started.
 
-    Snapshots of earlier rounds are invalid if their step is larger than `step`.
+    A round is a period in which a fixed set of replicas trains. Snapshots of earlier rounds are invalid if their step
+    is larger than `step`.
     """
 
     round: Count = Field(description="Number of the round.")
@@ -105,7 +115,10 @@ class Base(StatusModel):
 
 
 class World(StatusModel):
-    """The current round and its members."""
+    """The current round and its members.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     round: Count = Field(default=0, description="Number of the round that was last committed; 0 before the first.")
     claim: Claim | None = Field(default=None, description="The highest round claimed.")

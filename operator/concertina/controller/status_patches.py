@@ -1,7 +1,7 @@
 """Write the status of a job, unless another operator has begun a round since the job was observed.
 
-The status contains a claim: the operator's decision to begin a round. A write fails if the stored claim is not the one
-that the operator observed.
+A round is a period in which a fixed set of replicas trains. The status contains a claim: the operator's decision to
+begin a round. A write fails if the stored claim is not the one that the operator observed.
 """
 
 from __future__ import annotations

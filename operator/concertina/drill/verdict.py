@@ -56,6 +56,8 @@ class DrillObservation:
 
     `before`, `after` and `end` are numbers of replicas that train: before the injection, in the first round after it,
     and at the end.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
     seconds: Seconds

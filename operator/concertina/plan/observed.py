@@ -369,7 +369,10 @@ class AgentView:
         return None if self.silent_since is None else until - self.silent_since
 
     def prepare_of(self, claim: Claim) -> Call | None:
-        """Return the Prepare call for the given claim (decision to begin a round), or None if it was not sent."""
+        """Return the Prepare call for the given claim (decision to begin a round), or None if it was not sent.
+
+        The message Prepare asks a replica to join the next round.
+        """
         return self.prepare if self.prepare and self.prepare.is_of(claim) else None
 
     def release_of(self, claim: Claim) -> Call | None:

@@ -16,6 +16,8 @@ A recovery takes three passes. In the first pass, the coordinator (the agent of 
 operator asks all replicas to prepare for a new round (Prepare calls). In the second pass, the last answer has arrived,
 and the operator commits the round and gives the members their ranks (Assign calls). In the third pass, the new round
 has finished its first step, and the job's phase becomes Training.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -217,6 +219,8 @@ def _watch(ctx: JobContext, decision: Decision) -> dict[str, str]:
     - streams to all replicas, while the operator doubts that the coordinator is alive.
 
     Jobs with torchrun have no agents, and so no streams.
+
+    The coordinator is the agent of rank 0.
     """
     if decision.pods is not Pods.WANTED or ctx.spec.launcher is Launcher.TORCHRUN:
         return {}

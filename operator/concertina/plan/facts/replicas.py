@@ -90,8 +90,9 @@ class Replicas:
     def outdated(self) -> frozenset[str]:
         """Names of pods to replace because the job's pod template has changed.
 
-        A suspended job replaces no pods: its round drains on the existing pods. A member of the round is replaced only
-        after the round has been drained (`suspend.replace_outdated`).
+        In a drain, all ranks stop after the same step. A suspended job replaces no pods: its round drains on the
+        existing pods. A member of the round is replaced only after the round has been drained
+        (`suspend.replace_outdated`).
         """
         return frozenset() if self.spec.suspend else self.of_another_template
 
@@ -238,7 +239,10 @@ class Replicas:
 
     @cached
     def suspects(self) -> frozenset[str]:
-        """Members to which the operator opens a stream of its own, because the coordinator may have lost them."""
+        """Members to which the operator opens a stream of its own, because the coordinator may have lost them.
+
+        The coordinator is the agent of rank 0.
+        """
         states = self.round.member_states
         silent = frozenset(name for name in self.round.members if name in states and states[name].silent)
         return silent | self._left_out
@@ -249,6 +253,8 @@ class Replicas:
 
         If one of the two can reach the member, the operator asks it to join the next round, because it may hold the
         newest state.
+
+        The coordinator is the agent of rank 0.
         """
         failures = {name: state.failure for name, state in self.round.member_states.items()}
         reported = {
@@ -262,6 +268,8 @@ class Replicas:
 
         A Prepare call asks a replica to join the round. Once the coordinator has prepared for the round, it no longer
         reports which members it has lost. The missing calls then show this.
+
+        The coordinator is the agent of rank 0.
         """
         claim = self.round.claim
         if claim is None or claim.committed:
@@ -298,7 +306,10 @@ class Replicas:
 
     @cached
     def answers(self) -> Mapping[str, Prepared]:
-        """Answers to the Prepare calls for the round that is being formed, keyed by replica."""
+        """Answers to the Prepare calls for the round that is being formed, keyed by replica.
+
+        The message Prepare asks a replica to join the next round.
+        """
         return {name: call.reply for name, call in self.asked.items() if isinstance(call.reply, Prepared)}
 
     @cached
@@ -338,6 +349,8 @@ class Replicas:
         """Name of the coordinator's pod; empty if that pod does not run.
 
         A pod that is being deleted still counts as running.
+
+        The coordinator is the agent of rank 0.
         """
         if not self.round.committed:
             return ""

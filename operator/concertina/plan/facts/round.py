@@ -2,6 +2,8 @@
 
 The operator commits a claim when it has chosen the members. While a claim is not committed, the operator is forming
 that round.
+
+The coordinator is the agent of rank 0. A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -51,6 +53,8 @@ class Round:
         """Claim of the first round, with the time of its first Prepare call; None if this operator made no such call.
 
         The status does not contain this claim (the decision to begin the round) before the round is committed.
+
+        The message Prepare asks a replica to join the next round.
         """
         claim = self.first_claim
         if claim is None:
@@ -95,7 +99,10 @@ class Round:
 
     @cached
     def report(self) -> protocol.Report | None:
-        """Last report of the coordinator about the committed round; None if there is no report."""
+        """Last report of the coordinator about the committed round; None if there is no report.
+
+        The coordinator is the agent of rank 0. A round is committed once the operator has chosen its members.
+        """
         if not self.committed or self.claim is None:
             return None
         report = self.observed.agent(self.coordinator.replica).report
@@ -107,15 +114,18 @@ class Round:
     def member_states(self) -> Mapping[str, protocol.MemberState]:
         """States of the members of the current round in the coordinator's last report, keyed by replica.
 
-        Unlike `report`, the states are still known while the operator forms the next round, until the coordinator has
-        prepared for that round.
+        The coordinator is the agent of rank 0. Unlike `report`, the states are still known while the operator forms the
+        next round, until the coordinator has prepared for that round.
         """
         report = self.observed.agent(self.coordinator.replica).report if self.members else None
         return report.members if report and report.round == self.world.round else {}
 
     @cached
     def failed(self) -> frozenset[str]:
-        """Replicas of the committed round that have failed, as the coordinator reports them."""
+        """Replicas of the committed round that have failed, as the coordinator (the agent of rank 0) reports them.
+
+        A round is committed once the operator has chosen its members.
+        """
         return frozenset(failure.replica for failure in self.report.failures) if self.report else frozenset()
 
     @cached

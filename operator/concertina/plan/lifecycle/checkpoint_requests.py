@@ -5,6 +5,8 @@ A request is an annotation because GitOps tools overwrite fields of the spec, bu
 
 When the operator first sees a request, it records the step in progress. Any later durable checkpoint fulfils the
 request. If the round ends before that, the operator asks the coordinator of the next round again.
+
+The coordinator is the agent of rank 0. A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations

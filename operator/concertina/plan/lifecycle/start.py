@@ -1,4 +1,7 @@
-"""Start of a job: preconditions, the first round, and the master key from which its agents' certificates derive."""
+"""Start of a job: preconditions, the first round, and the master key from which its agents' certificates derive.
+
+A round is a period in which a fixed set of replicas trains.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """Backoff for new rounds and new pods, and the sentences that explain it to users.
 
-Failures in quick succession delay the next round, or the next pod of a replica. The first two failures cause no delay.
-Further failures cause delays of 1, 2, 4 and so on up to 30 seconds. The backoff applies to rounds that fail at the same
-step and to replicas whose pods end by themselves. The operator reads the failures from `status.restarts`, so a new
-operator continues the backoff of the previous one (decision "Increasing delays before restarts"). After the API server
-has refused a pod, the delay depends on the kind of refusal.
+A round is a period in which a fixed set of replicas trains. Failures in quick succession delay the next round, or the
+next pod of a replica. The first two failures cause no delay. Further failures cause delays of 1, 2, 4 and so on up to
+30 seconds. The backoff applies to rounds that fail at the same step and to replicas whose pods end by themselves. The
+operator reads the failures from `status.restarts`, so a new operator continues the backoff of the previous one
+(decision "Increasing delays before restarts"). After the API server has refused a pod, the delay depends on the kind of
+refusal.
 """
 
 from __future__ import annotations

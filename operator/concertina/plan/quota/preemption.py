@@ -11,6 +11,8 @@ no unit of quota is ever used by two jobs (decision "A preempted job shrinks"):
 
 If Kueue does not admit the slice within REPLACE_SECONDS after its creation, the job has not freed enough quota. It then
 shrinks to the next smaller size.
+
+In a drain, all ranks stop after the same step. A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations

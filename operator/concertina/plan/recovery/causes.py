@@ -1,4 +1,8 @@
-"""Decide whether the committed round can continue, by a table of failures and changes that require a new round."""
+"""Decide whether the committed round can continue, by a table of failures and changes that require a new round.
+
+A round is committed once the operator has chosen its members. A round is a period in which a fixed set of replicas
+trains.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +88,10 @@ def _claim(ctx: JobContext, trigger: RoundTrigger, recovery: RecoveryDecision | 
 
 
 def broken(ctx: JobContext) -> RoundTrigger | None:
-    """Return the first reason for which the committed round can't continue, or None."""
+    """Return the first reason for which the committed round can't continue, or None.
+
+    A round is committed once the operator has chosen its members.
+    """
     return next((trigger for check in CHECKS if (trigger := check(ctx))), None)
 
 
@@ -185,8 +192,8 @@ def _coordinator_lost(ctx: JobContext) -> RoundTrigger | None:
 def _not_acknowledged(ctx: JobContext) -> Failure | None:
     """Return a failure if a member refused or did not get its Assign call (which gives it a rank).
 
-    If the member has not acknowledged the call, this is a failure too, unless the coordinator reports that the member
-    has started.
+    The coordinator is the agent of rank 0. If the member has not acknowledged the call, this is a failure too, unless
+    the coordinator reports that the member has started.
     """
     member_states = ctx.round.report.members if ctx.round.report else {}
     begun = {name for name, member in member_states.items() if member.state is not protocol.State.STARTING}
@@ -209,6 +216,8 @@ def _never_assigned(ctx: JobContext) -> Failure | None:
     The previous operator may have stopped after it committed the round and before it sent the call. This operator does
     not know the content of that call, so it begins a new round (decision "A new claim if an Assign may be lost"). If
     only another member lacks its Assign call, the coordinator reports that member as lost.
+
+    The coordinator is the agent of rank 0.
     """
     report = ctx.round.report
     if report is None or _assign_sent(ctx):
@@ -239,8 +248,8 @@ CHECKS: tuple[Check, ...] = (
 def recheck(ctx: JobContext) -> float:
     """Return the seconds after which to plan the job again even if nothing new is observed.
 
-    After these seconds, the committed round may count as failed, for example because an agent has been silent for too
-    long.
+    A round is committed once the operator has chosen its members. After these seconds, the committed round may count as
+    failed, for example because an agent has been silent for too long.
     """
     view, age = ctx.agent(ctx.round.coordinator.replica), ctx.health.coordinator.age
     if not view.alive:
@@ -263,7 +272,10 @@ def _at_work(ctx: JobContext, report: protocol.Report) -> str:
 
 
 def running(ctx: JobContext) -> Decision | None:
-    """Return the decision for a committed round that continues, with its progress in the message."""
+    """Return the decision for a committed round that continues, with its progress in the message.
+
+    A round is committed once the operator has chosen its members.
+    """
     if not ctx.round.committed:
         return None
     report, total = ctx.round.report, len(ctx.world.members)

@@ -61,7 +61,7 @@ def sentence(ctx: JobContext, replica: str) -> str:
 def annotate(ctx: JobContext, decision: Decision) -> Decision:
     """Report the members with faulty hardware of a round that trains. If the spec asks for it, replace the first one.
 
-    The deletion of the pod drains the round, so no step is lost.
+    In a drain, all ranks stop after the same step. The deletion of the pod drains the round, so no step is lost.
     """
     members = _shown(ctx)
     if decision.phase is not Phase.TRAINING or decision.unchanged or not members:

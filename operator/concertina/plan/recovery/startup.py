@@ -8,6 +8,8 @@ a node on which replicas can't start.
 On cgroup v2, if a container runs out of memory, the kernel also kills the agent in it. The kubelet then restarts the
 container in the same pod (decision "Containers restart within their pod"). Meanwhile, the round has continued without
 that member. This module finds the reason of such a restart, and counts it as a failure of the job.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Claims: begin a new round, choose the replicas to ask, and wait for their answers.
 
-A claim is the operator's decision to begin a round. It is open until the operator commits it, which fixes the members
-of the round.
+A round is a period in which a fixed set of replicas trains. A claim is the operator's decision to begin a round. It is
+open until the operator commits it, which fixes the members of the round.
 """
 
 from __future__ import annotations
@@ -176,7 +176,10 @@ def highest_round(ctx: JobContext) -> int:
 def _prepares(
     ctx: JobContext, open_claim: Claim, names: tuple[str, ...], asked_again: frozenset[str] = frozenset()
 ) -> tuple[Action, ...]:
-    """Return the Prepare calls that are due: not sent yet, failed a while ago, or to a replica in `asked_again`."""
+    """Return the Prepare calls that are due: not sent yet, failed a while ago, or to a replica in `asked_again`.
+
+    The message Prepare asks a replica to join the next round.
+    """
     message = protocol.Prepare(
         ctx.observed.job.uid,
         open_claim.round,
@@ -227,7 +230,8 @@ class Ready:
 class InvalidClaim:
     """Result of `tally`: the replicas' answers can no longer lead to a round.
 
-    The operator must make a new claim (decision to begin a round).
+    A round is a period in which a fixed set of replicas trains. The operator must make a new claim (decision to begin a
+    round).
     """
 
     reason: str
@@ -277,9 +281,10 @@ def tally(ctx: JobContext, open_claim: Claim) -> Collecting | Ready | InvalidCla
 def _able_to_start(ctx: JobContext, names: Sequence[str]) -> list[str]:
     """Return the names without members whose agents were restarted and still import PyTorch.
 
-    The members' answers to the Prepare call show this. `Replicas.coming_back` is not enough: an operator that has just
-    started has no stream to a member, and did not observe the restart of the member's container. If no other member
-    remains, all names are returned, so that the round waits for all of them.
+    The message Prepare asks a replica to join the next round. The members' answers to the Prepare call show this.
+    `Replicas.coming_back` is not enough: an operator that has just started has no stream to a member, and did not
+    observe the restart of the member's container. If no other member remains, all names are returned, so that the round
+    waits for all of them.
     """
     members, answers = ctx.round.members, ctx.replicas.answers
 
@@ -346,6 +351,8 @@ def _overtaken(calls: Mapping[str, Call], open_claim: Claim) -> bool:
     """Return whether an agent refused its Prepare call because it has seen a different claim of this or a higher round.
 
     A claim is the decision of an operator to begin a round. Another operator may have made that claim.
+
+    The message Prepare asks a replica to join the next round.
     """
     refusals = [call.reply for call in calls.values() if isinstance(call.reply, protocol.Refused)]
     return any(
@@ -359,6 +366,8 @@ def _forgotten(ctx: JobContext, replies: Mapping[str, Prepared]) -> bool:
 
     The new agent process has not prepared for the round. It has also lost the state of the old process. For example,
     the old process may still have been reading from storage.
+
+    The message Prepare asks a replica to join the next round.
     """
     views = {name: ctx.agent(name) for name in replies}
     reports = {name: view.report for name, view in views.items() if view.connected and view.report}

@@ -3,6 +3,8 @@
 If replicas are lost soon after they joined, the operator waits longer before each further growth. The failures are
 recorded in `status.internal.growth`, so that a new operator continues the backoff (decision "Growing that fails is
 tried less often").
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ copies are lost. The two members therefore take part in one more round, until ot
 There is one exception: if the only member of the last round departs, it does not join the new round, and the new
 members fetch the state from it (decision "Departing members that hold the only copy"). A departing replica may exit
 once the new round has a snapshot of its own.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ def seconds_for_late(ctx: JobContext, claim: Claim, answers: Mapping[str, Prepar
 
     The operator waits for such members only if they may hold newer state, which a round without them would lose. The
     result is None if there is no need to wait.
+
+    The message Prepare asks a replica to join the next round.
 
     Args:
         ctx: Context of this planning pass.
@@ -124,7 +128,10 @@ def _shards_of(ctx: JobContext, late: Collection[str], id: SnapshotId) -> set[in
 
 @dataclass(frozen=True)
 class Included:
-    """Result of `include_departing`: the answers of a round's members, which may include departing members."""
+    """Result of `include_departing`: the answers of a round's members, which may include departing members.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     replies: Mapping[str, Prepared]
     """Answers of the members of the round."""

@@ -1,6 +1,8 @@
 """Order the members of a round in a ring. Each member holds a copy of the previous member's snapshots.
 
 Neighbours should be in different zones, or at least on different nodes, so that no single failure destroys both copies.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ Level = Callable[["MemberPlace"], str]
 
 @dataclass(frozen=True)
 class MemberPlace:
-    """Node and zone in which a member of the round runs."""
+    """Node and zone in which a member of the round runs.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     node: str
     zone: str = ""

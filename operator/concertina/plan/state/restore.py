@@ -1,5 +1,6 @@
 """Choose the state from which a round starts, and record the states that rollbacks made invalid.
 
+A round is a period in which a fixed set of replicas trains. A snapshot is a copy of the training state in node memory.
 A round starts from the newest snapshot for which some replica holds each shard. Shards of two snapshots are never
 mixed. A rollback is a new round that starts from an older state (decision "A rollback is a new round from an older
 state"). All states after that one are then void, which means that no round may start from them. Samples that an earlier
@@ -52,7 +53,10 @@ class Unknown:
 
 @dataclass(frozen=True)
 class RestoreCandidate:
-    """A saved training state from which the next round could start."""
+    """A saved training state from which the next round could start.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     restore: Restore
     rank: tuple[bool, int, int]
@@ -134,6 +138,8 @@ def _outdated(storage: Storage, status: JobStatus) -> bool:
 
     That round may have written later checkpoints, and its members may all be gone (decision "Agents that missed a round
     read LATEST again"). The Prepare call has asked the agent to read storage again.
+
+    The message Prepare asks a replica to join the next round.
     """
     return storage.state == StorageHealth.READY and storage.round is not None and storage.round < status.world.round
 

@@ -14,6 +14,8 @@ When a round starts from memory, a replica holds two of its own snapshots and tw
 
 Snapshots may use nine tenths of the container's memory (`room`). The same memory also holds the agent's own files
 (PROGRAM), the header of each shard (HEADER) and, for a tracked job, the data that its tracker has not accepted yet.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations

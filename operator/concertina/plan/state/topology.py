@@ -1,7 +1,7 @@
 """Network topology of a job: choose members and ranks by domain, and find groups that span several domains.
 
-A failure of a node or zone can destroy a member together with the copy of its snapshots. This module therefore also
-computes the distance between a member and that copy.
+A snapshot is a copy of the training state in node memory. A failure of a node or zone can destroy a member together
+with the copy of its snapshots. This module therefore also computes the distance between a member and that copy.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def settings(ctx: JobContext) -> tuple[SettingMark, ...]:
 def shares(ctx: JobContext) -> tuple[ShareMark, ...]:
     """Return the new value of `status.batchAssignment`: the share of the batch for each replica, the smallest first.
 
-    Without a report of the coordinator, the value stays unchanged.
+    The coordinator is the agent of rank 0. Without a report of the coordinator, the value stays unchanged.
     """
     if ctx.round.report is None:
         return ctx.status.batch_assignment if ctx.round.committed else ()
@@ -315,6 +315,8 @@ def coordinator_sentence(ctx: JobContext, field: str) -> str | None:
     """Return the sentence in a field of the coordinator's last report, such as why workers do not start warm.
 
     The result is None with torchrun, which has no coordinator.
+
+    The coordinator is the agent of rank 0.
     """
     if ctx.spec.launcher is Launcher.TORCHRUN:
         return None

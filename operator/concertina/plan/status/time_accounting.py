@@ -6,6 +6,8 @@ added. The classes therefore always add up to the time since the job was created
 
 The time in which a script's workers run counts as productive only if the script has reported a step in that round. Some
 scripts report no steps (decision "Time without known steps is a class of its own").
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -48,7 +50,10 @@ BUCKETS: Mapping[Phase, str] = {
 
 @dataclass(frozen=True)
 class CoordinatorTimes:
-    """Waiting times from the coordinator's report, by which training time is divided into classes."""
+    """Waiting times from the coordinator's report, by which training time is divided into classes.
+
+    The coordinator is the agent of rank 0.
+    """
 
     progress: protocol.Progress
     busy: protocol.Busy | None
@@ -153,17 +158,26 @@ class Account:
 
     @cached
     def _reported(self) -> protocol.Progress | None:
-        """Progress of the committed round that rank 0 reported last."""
+        """Progress of the committed round that rank 0 reported last.
+
+        A round is committed once the operator has chosen its members.
+        """
         return self.ctx.round.report.progress if self.ctx.round.report else None
 
     @cached
     def _first_step_at(self) -> float | None:
-        """Unix time at which rank 0 reported the first step of the committed round, by the clock of rank 0."""
+        """Unix time at which rank 0 reported the first step of the committed round, by the clock of rank 0.
+
+        A round is committed once the operator has chosen its members.
+        """
         return self._reported.first_step_at if self._reported else None
 
     @cached
     def _counted_as_stepping(self) -> bool:
-        """Return whether a step of the committed round was already known when the job's time was last counted."""
+        """Return whether a step of the committed round was already known when the job's time was last counted.
+
+        A round is committed once the operator has chosen its members.
+        """
         if self._reported and self._first_step_at is None:
             return False
         round = self.ctx.world.round
