@@ -57,8 +57,9 @@ class _Unanswered(Exception):
 class Stored:
     """Data set in a store.
 
-    Copies of its files lie in a folder that all data sets and rounds of the node share. If the folder would exceed
-    `cache.limit` bytes, the least recently used copies are deleted.
+    A round is a period in which a fixed set of replicas trains. Copies of its files lie in a folder that all data sets
+    and rounds of the node share. If the folder would exceed `cache.limit` bytes, the least recently used copies are
+    deleted.
     """
 
     def __init__(self, uri: str, cache: CacheSettings) -> None:

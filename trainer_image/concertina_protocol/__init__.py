@@ -34,6 +34,9 @@ The agent enforces these rules, and the simulation tests them:
   gives the same answer.
 - Assign is accepted only for the prepared (round, claim), and only if it names the agent's own instance id. If the same
   Assign arrives again, the agent acknowledges it, but starts nothing.
+
+In a drain, all ranks stop after the same step. The message Prepare asks a replica to join the next round. A round is a
+period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations

@@ -75,7 +75,10 @@ class HeartbeatWriter:
 
 @dataclasses.dataclass(frozen=True)
 class HeartbeatFile:
-    """Reader of the heartbeat of one worker in one round, for the worker's agent."""
+    """Reader of the heartbeat of one worker in one round, for the worker's agent.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     rank: int
     path: str

@@ -19,7 +19,10 @@ _MOST = 1000
 
 @dataclasses.dataclass(frozen=True)
 class RoundStarted:
-    """Line that the trainer writes when the first step of a round has finished."""
+    """Line that the trainer writes when the first step of a round has finished.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     round: int
     step: int

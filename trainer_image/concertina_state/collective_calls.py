@@ -1,7 +1,8 @@
 """Collectives that this process has called, as torch's flight recorder has them.
 
-The agent requests them when a round hangs. The main thread may then wait in a collective, so another thread reads the
-recorder. torch returns the record as JSON, so nothing is unpickled.
+A round is a period in which a fixed set of replicas trains. The agent requests them when a round hangs. The main thread
+may then wait in a collective, so another thread reads the recorder. torch returns the record as JSON, so nothing is
+unpickled.
 """
 
 from __future__ import annotations

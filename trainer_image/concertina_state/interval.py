@@ -33,6 +33,8 @@ class Interval:
 
     `seconds` is the value in spec.checkpoint. If that value is `Auto`, `seconds` is the best interval according to the
     measurements so far.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
     def __init__(self, setting: int | str | None, history: JobHistory) -> None:

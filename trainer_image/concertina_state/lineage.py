@@ -5,6 +5,8 @@ led to this state, even if other states were lost or undone meanwhile (decision 
 `Lineage` is stored in a checkpoint's manifest. It has the origin, the job's spec and the parent checkpoint.
 
 This module imports only `concertina_protocol` and the standard library.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -53,7 +55,10 @@ class TrainedRound:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """History of a state: the rounds, data and settings that led to it. Unknown values are empty."""
+    """History of a state: the rounds, data and settings that led to it. Unknown values are empty.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     rounds: tuple[TrainedRound, ...] = ()
     """Rounds of this job in order. If there were more than MOST_ROUNDS, the oldest are left out."""
@@ -100,6 +105,8 @@ class Lineage:
     """Lineage of a checkpoint: the rounds, data and settings that led to it.
 
     Unknown values are empty. `concertina reproduce` lists which values are unknown.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
     version: int = VERSION

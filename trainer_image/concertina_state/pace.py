@@ -1,4 +1,7 @@
-"""Number of steps between two snapshots, chosen so that snapshots take only a small share of the training time."""
+"""Number of steps between two snapshots, chosen so that snapshots take only a small share of the training time.
+
+A snapshot is a copy of the training state in node memory.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,8 @@ class Pace:
       enough cores are free, this part is zero. If no core is free, it is several times the first part.
 
     To measure the second part, each step after a snapshot is compared with the preceding steps without a snapshot.
+
+    A snapshot is a copy of the training state in node memory.
     """
 
     def __init__(self, overhead: float = OVERHEAD) -> None:

@@ -1,7 +1,7 @@
 """Process groups of torch in a process that takes part in one round after the other. Requires torch 2.15 or later.
 
-A new round can have another set of ranks, so it needs new process groups. The bundled trainer and `trainingjob.run`
-leave their rounds by the functions of this module.
+A round is a period in which a fixed set of replicas trains. A new round can have another set of ranks, so it needs new
+process groups. The bundled trainer and `trainingjob.run` leave their rounds by the functions of this module.
 """
 
 from __future__ import annotations

@@ -55,7 +55,10 @@ class StepFlags:
 
 @dataclasses.dataclass(frozen=True)
 class SaveDecision:
-    """Decision about the state after a step: whether to save it, and whether the round continues."""
+    """Decision about the state after a step: whether to save it, and whether the round continues.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     step: int
     snapshot: bool
@@ -339,6 +342,8 @@ class Saving:
 
         The upload of another checkpoint would end this upload. If `wait` is false, for example in a drain, which has
         little time, the best checkpoint is lost.
+
+        In a drain, all ranks stop after the same step.
         """
         if self.uploading_best is None:
             return
@@ -408,7 +413,8 @@ class Saving:
     ) -> None:
         """Save the state of step `step`, because a request to stop (drain) arrived in the evaluation after that step.
 
-        If the drain requests a checkpoint, the agents upload this snapshot.
+        In a drain, all ranks stop after the same step. If the drain requests a checkpoint, the agents upload this
+        snapshot.
         """
         if self._snapshots.step_of(self._snapshots.count - 1) == step:
             self._snapshots.finish()

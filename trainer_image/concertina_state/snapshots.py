@@ -52,6 +52,8 @@ class MappedShard:
 
         Until `commit`, the file counts as missing. Another replica that is copying the file at this moment does not
         report damage (decision "A drain may write over a running copy").
+
+        In a drain, all ranks stop after the same step.
         """
         remove_sidecar(self.path)
         return state.copy_to(self._views)
@@ -92,7 +94,10 @@ class TakenSnapshot:
 class Snapshots:
     """Snapshots of one rank in one round.
 
-    All ranks take the same snapshots, so snapshots have the same numbers on all ranks.
+    A snapshot is a copy of the training state in node memory. All ranks take the same snapshots, so snapshots have the
+    same numbers on all ranks.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
     def __init__(self, folder: Path, state: SnapshotSource) -> None:

@@ -1,11 +1,11 @@
 """Uploader: a process that an agent starts to write checkpoints to durable storage. It serves several rounds.
 
-<uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.safetensors   a shard: its file in node memory as it is
-<uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.json          its sidecar: a shard without it counts as missing
-<uri>/<uid>/round-<r>/step-<s>/manifest.json                  written when every shard is there
-<uri>/<uid>/round-<r>/step-<s>/readers/*                      leases of readers (see `retention`)
-<uri>/LATEST                                                  names one manifest; moved last (see `latest`)
-<uri>/OWNER                                                   the job that writes here (see `owner`)
+A round is a period in which a fixed set of replicas trains. <uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.safetensors
+a shard: its file in node memory as it is <uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.json          its sidecar: a
+shard without it counts as missing <uri>/<uid>/round-<r>/step-<s>/manifest.json                  written when every
+shard is there <uri>/<uid>/round-<r>/step-<s>/readers/*                      leases of readers (see `retention`)
+<uri>/LATEST                                                  names one manifest; moved last (see `latest`) <uri>/OWNER
+the job that writes here (see `owner`)
 """
 
 from __future__ import annotations

@@ -20,6 +20,8 @@ class Tracker(Protocol):
         The caller does not log the returned steps again. `latest` is whether this replica has been the coordinator
         (which logs the steps) in all rounds since then. If it has, a tool that can delete steps deletes all steps after
         `step`. Otherwise, another replica may have logged some of these steps, and the tool keeps them.
+
+        The coordinator is the agent of rank 0.
         """
 
     def log(self, steps: Sequence[StepDone]) -> None:

@@ -1,6 +1,8 @@
 """Worker process of one rank, which is forked from the preloaded parent and can take part in several rounds.
 
 The parent has imported all modules (see `preload`).
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -122,10 +124,11 @@ def main() -> NoReturn:
 def one_round(channel: RoundChannel, heartbeat: HeartbeatWriter, entered: float | None, stayed: bool) -> Left | int:
     """Run one round. Return Left if this process stays for the next round, and otherwise the exit status.
 
-    The process stays after a drain, after the loss of the connection to another rank, and when the agent ends the
-    round. After any other end, the process exits, because a new process is a safer start for another round (decision "A
-    survivor keeps its process"). `entered` is the time (time.perf_counter) at which this process entered the round, or
-    None if the process was started for this round. `stayed` is whether the process has taken part in an earlier round.
+    In a drain, all ranks stop after the same step. The process stays after a drain, after the loss of the connection to
+    another rank, and when the agent ends the round. After any other end, the process exits, because a new process is a
+    safer start for another round (decision "A survivor keeps its process"). `entered` is the time (time.perf_counter)
+    at which this process entered the round, or None if the process was started for this round. `stayed` is whether the
+    process has taken part in an earlier round.
     """
     round = int(os.environ["CONCERTINA_ROUND"])
     offer = Hello(int(os.environ["RANK"]), os.getpid(), traces=True, stays=process_groups.can_stay(), lists_calls=True)
@@ -212,7 +215,10 @@ def _check_layout(config: TrainerConfig, layout: ParallelismConfig) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """Model, optimizer and data of a round, as they are before a state is restored into them."""
+    """Model, optimizer and data of a round, as they are before a state is restored into them.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     config: TrainerConfig
     checkpoint: CheckpointConfig | None

@@ -60,13 +60,15 @@ class RoundEnded(SystemExit):
     """Exception: the round is about to end, and the script has saved its state.
 
     Outside of `trainingjob.run`, this exception ends the script.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
 
 class Channel:
     """Connection of one worker to its agent, for one round. Its methods may be called from any thread.
 
-    Once the round has ended, each method raises RoundLeft.
+    A round is a period in which a fixed set of replicas trains. Once the round has ended, each method raises RoundLeft.
     """
 
     def __init__(

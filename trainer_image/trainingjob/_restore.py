@@ -35,7 +35,10 @@ NOTHING_KNOWN = Restore(RestoreSource.FRESH)
 
 @dataclasses.dataclass(frozen=True)
 class RestorePoint:
-    """Saved state from which this round continues."""
+    """Saved state from which this round continues.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     saved: SavedState
     begun_from: str = ""
@@ -63,7 +66,11 @@ class RestorePoint:
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """Facts about a restored state. The first snapshot of this round needs them."""
+    """Facts about a restored state. The first snapshot of this round needs them.
+
+    A round is a period in which a fixed set of replicas trains. A snapshot is a copy of the training state in node
+    memory.
+    """
 
     values: Mapping[str, Any]
     """This rank's values, by object."""

@@ -1,8 +1,8 @@
 """`trainingjob.run`: rounds of a script whose process stays (see `concertina_protocol.worker_channel.rounds`).
 
-When a round ends, everything that belongs to it is closed: the process groups, the channel to the agent, the `State`,
-the data and the step count. The next round begins in the same process as it would in a new one: with new environment
-variables, and at the beginning of `main`.
+A round is a period in which a fixed set of replicas trains. When a round ends, everything that belongs to it is closed:
+the process groups, the channel to the agent, the `State`, the data and the step count. The next round begins in the
+same process as it would in a new one: with new environment variables, and at the beginning of `main`.
 """
 
 from __future__ import annotations

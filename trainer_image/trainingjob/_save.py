@@ -2,6 +2,8 @@
 
 The code that saves is shared with the bundled trainer (`concertina_state.saving`). A script only reports that a step is
 finished. Its ranks communicate only at steps that are saved, and rank 0 decides the number of steps between two saves.
+
+A snapshot is a copy of the training state in node memory.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ GROWTH = 1.5
 
 
 class OwnShard:
-    """Contents of this rank's shard file: an index of the live arrays, this rank's values, and the snapshots."""
+    """Contents of this rank's shard file: an index of the live arrays, this rank's values, and the snapshots.
+
+    A snapshot is a copy of the training state in node memory.
+    """
 
     def __init__(self, session: Session, contents: Contents) -> None:
         self._session, self._contents = session, contents
@@ -115,7 +120,10 @@ class OwnShard:
 
 
 class Saver:
-    """Writer of the snapshots of a `State`, which limits the share of the training time that snapshots take."""
+    """Writer of the snapshots of a `State`, which limits the share of the training time that snapshots take.
+
+    A snapshot is a copy of the training state in node memory.
+    """
 
     def __init__(self, session: Session, contents: Contents, shard: OwnShard, overhead: float) -> None:
         """Prepare to save snapshots when the script commits steps.

@@ -103,6 +103,8 @@ class AgentState:
         The state `starting` is reported as `running`. A coordinator reports the end of a round only when every member
         has ended and the checkpoint that this end requires is in storage. A coordinator reports a failure only when the
         failure's cause is known.
+
+        The coordinator is the agent of rank 0.
         """
         own, r = self.state, self.round
         if r is None or r.coordinator is None or own not in OVER:
@@ -167,10 +169,10 @@ class AgentState:
         )
 
     def beat(self) -> p.MemberState:
-        """Return the heartbeat that this agent, as the coordinator, sends to its members.
+        """Return the heartbeat that this agent, as the coordinator (the agent of rank 0), sends to its members.
 
-        The heartbeat is equal to `member_state`, with one exception: the states succeeded and drained are sent only if
-        they apply to all members of the round.
+        In a drain, all ranks stop after the same step. The heartbeat is equal to `member_state`, with one exception:
+        the states succeeded and drained are sent only if they apply to all members of the round.
         """
         state = self.member_state()
         if state.state not in (p.State.SUCCEEDED, p.State.DRAINED):
@@ -257,8 +259,8 @@ class AgentState:
     def leaving(self) -> tuple[str, ...]:
         """Return the members that have a termination notice and must depart.
 
-        The coordinator knows about the notices from each member's state. Other members know about them from the
-        coordinator's heartbeats.
+        The coordinator is the agent of rank 0. The coordinator knows about the notices from each member's state. Other
+        members know about them from the coordinator's heartbeats.
         """
         r = self.round
         if r is None:
@@ -270,6 +272,8 @@ class AgentState:
 
         Such an agent must not exit yet. Several replicas often get termination notices at the same time. The result is
         therefore True until the coordinator has reported which other members depart.
+
+        The coordinator is the agent of rank 0.
         """
         names = [member.replica for member in r.assign.members]
         leaving, durable = set(self.leaving()), r.drain is not None and r.drain.order.durable
@@ -282,7 +286,7 @@ class AgentState:
         return bool(leaving & {names[r.me - 1], names[(r.me + 1) % len(names)]} - {self.replica})
 
     def all_succeeded(self) -> bool:
-        """Return whether the coordinator has reported that the whole round has succeeded.
+        """Return whether the coordinator (the agent of rank 0) has reported that the whole round has succeeded.
 
         All agents of the round then exit with code 0.
         """

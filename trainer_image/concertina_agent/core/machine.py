@@ -46,6 +46,9 @@ Rules for snapshots:
 - At the Assign of a new round, snapshots are deleted that are later than the step from which the round continues.
 - Snapshots of older rounds are deleted when this round has a snapshot whose shards are all copied to another replica.
   Rank 0 reports this, and the coordinator's heartbeats pass it on.
+
+The coordinator is the agent of rank 0. In a drain, all ranks stop after the same step. A snapshot is a copy of the
+training state in node memory.
 """
 
 from __future__ import annotations
@@ -91,7 +94,8 @@ def step(agent: AgentState, event: e.Event, now: float, at: float = 0.0) -> list
 def _leave(agent: AgentState, t: e.Moment) -> list[e.Effect]:
     """Return an Exit if this agent may exit: the round has succeeded, or the agent has a termination notice.
 
-    The coordinator determines whether the round has succeeded, and tells the other members in its heartbeats.
+    The coordinator is the agent of rank 0. The coordinator determines whether the round has succeeded, and tells the
+    other members in its heartbeats.
     """
     r, notice = agent.round, agent.notice
     if r is not None:

@@ -15,6 +15,10 @@ A state that does not change needs no row. Events without a row (StorageSeen, Pa
 never the state. If an agent gets a termination notice before its Assign (the message that begins the round), it changes
 from `starting` to `draining` at once. The state that a coordinator reports for its whole round is not part of the table
 (see `AgentState.reported`).
+
+The coordinator is the agent of rank 0. In a drain, all ranks stop after the same step. The message Prepare asks a
+replica to join the next round. A round is a period in which a fixed set of replicas trains. A snapshot is a copy of the
+training state in node memory.
 """
 
 from __future__ import annotations
@@ -27,7 +31,10 @@ from concertina_agent.core import events as e
 
 
 class OwnState(str, enum.Enum):
-    """States of an agent's own part in a round: `preparing`, and the states that messages can contain."""
+    """States of an agent's own part in a round: `preparing`, and the states that messages can contain.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     IDLE = p.State.IDLE.value
     """No Prepare has arrived since this agent started."""

@@ -23,7 +23,10 @@ from concertina_protocol.tracking import tracking_records as t
 
 @dataclasses.dataclass
 class RoundRecord:
-    """Facts about one round that have already been recorded for the tracking tool."""
+    """Facts about one round that have already been recorded for the tracking tool.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     round: int
     restored: bool = False
@@ -42,7 +45,8 @@ class RoundRecord:
 class TrackingRecorder:
     """Writer of the records of a run for a tracking tool.
 
-    Only the agent of the round's coordinator records the steps.
+    The coordinator is the agent of rank 0. A round is a period in which a fixed set of replicas trains. Only the agent
+    of the round's coordinator records the steps.
     """
 
     def __init__(self, every_steps: int) -> None:

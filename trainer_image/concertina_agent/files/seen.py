@@ -1,7 +1,7 @@
 """File in the volume with the highest round that this replica's agent has seen, and its claim.
 
-The claim is the operator's decision to begin the round. The file remains when the container restarts, so that the agent
-refuses requests for earlier rounds.
+A round is a period in which a fixed set of replicas trains. The claim is the operator's decision to begin the round.
+The file remains when the container restarts, so that the agent refuses requests for earlier rounds.
 """
 
 from __future__ import annotations

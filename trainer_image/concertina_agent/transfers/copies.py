@@ -1,7 +1,7 @@
 """Transfers of shards between agents.
 
-The members of a round form a ring. Each committed shard is copied to the next member in this ring. Shards that starting
-workers need are fetched from any member.
+A round is a period in which a fixed set of replicas trains. The members of a round form a ring. Each committed shard is
+copied to the next member in this ring. Shards that starting workers need are fetched from any member.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ GONE = (OSError, asyncio.TimeoutError, ProtocolError, Damaged)
 
 
 class Peers:
-    """Transfers of shards with other agents of the present round."""
+    """Transfers of shards with other agents of the present round.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     def __init__(
         self,

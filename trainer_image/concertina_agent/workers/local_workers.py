@@ -1,4 +1,7 @@
-"""Worker processes of the current round in this replica, and the c10d store at which the ranks rendezvous."""
+"""Worker processes of the current round in this replica, and the c10d store at which the ranks rendezvous.
+
+A round is a period in which a fixed set of replicas trains.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,10 @@ class LocalWorker:
 
 
 class LocalWorkers:
-    """Worker processes of the current round."""
+    """Worker processes of the current round.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     def __init__(
         self,

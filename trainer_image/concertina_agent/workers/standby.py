@@ -3,6 +3,8 @@
 The agent sends one packet over a SOCK_SEQPACKET socket. The packet contains a JSON object with the field "run", which
 names a function, and the field "environment". The packet also has file descriptors, which are the arguments of the
 function. If the agent closes its end instead, the process exits.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations

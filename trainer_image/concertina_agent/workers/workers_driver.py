@@ -1,4 +1,7 @@
-"""Processes of this replica: the warm process, the workers of a round, and the c10d store through which they meet."""
+"""Processes of this replica: the warm process, the workers of a round, and the c10d store through which they meet.
+
+A round is a period in which a fixed set of replicas trains.
+"""
 
 from __future__ import annotations
 

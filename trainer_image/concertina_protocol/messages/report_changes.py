@@ -2,6 +2,8 @@
 
 The size of a difference depends only on the changes, and not on the number of members. A coordinator of a thousand
 members therefore sends only a few hundred bytes per second (decision "Reports contain all fields").
+
+The coordinator is the agent of rank 0.
 """
 
 from __future__ import annotations

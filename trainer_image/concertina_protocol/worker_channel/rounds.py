@@ -35,11 +35,16 @@ class RoundLeft(BaseException):
     """The agent has ended the round.
 
     The class does not derive from Exception, so that no `except Exception` in the trainer or in a script catches it.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
 
 class RoundChannel:
-    """Channel from a worker to its agent, which the worker uses in one round after another."""
+    """Channel from a worker to its agent, which the worker uses in one round after another.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     def __init__(self, end: WorkerEnd, abort: Callable[[], None]) -> None:
         """Start the thread that reads. `abort` aborts all process groups, and is called from that thread."""

@@ -1,4 +1,7 @@
-"""Ancestors of a state: the earlier checkpoints of the rounds that led to the state."""
+"""Ancestors of a state: the earlier checkpoints of the rounds that led to the state.
+
+A round is a period in which a fixed set of replicas trains.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ only if the job was started from exactly that checkpoint. Two running jobs there
 
 `LATEST` also lists the states that a rollback has undone (see `rollback`). `LATEST` never names such a state again,
 even if the state is published late.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ class Fenced(Exception):
     """Error that this job may not publish a checkpoint, because another job or a later round has published one.
 
     The error's text is a sentence for users.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
 

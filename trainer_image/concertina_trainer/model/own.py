@@ -49,7 +49,8 @@ def widths(fields: Sequence[Field]) -> dict[str, int]:
 class OwnSpec:
     """ModelSpec of a custom model, with the arguments of its functions.
 
-    An error that one of the functions raises becomes InvalidInput, because the function would fail again in any round.
+    A round is a period in which a fixed set of replicas trains. An error that one of the functions raises becomes
+    InvalidInput, because the function would fail again in any round.
     """
 
     config: TrainerConfig

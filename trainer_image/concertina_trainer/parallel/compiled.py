@@ -6,6 +6,8 @@ inputs share the compiled code. FSDP gathers a block's weights before the compil
 A process that stays for another round keeps its compiled code, with one exception. Under tensor or context parallelism,
 the code names the process groups of the round. The process then drops this code, and compiles the blocks again with the
 help of torch's cache on disk (see `forgotten_with`).
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations

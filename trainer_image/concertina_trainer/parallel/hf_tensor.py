@@ -11,6 +11,8 @@ the beginning of each round:
 - Before the first step, the logits of a few tokens must be the same with divided weights and with whole weights.
 - After the first backward pass, the ranks of a group must have equal gradients of the weights that each of them has
   whole. If the plan says that the ranks add up these gradients, the gradients must differ.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations

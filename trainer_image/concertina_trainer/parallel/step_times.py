@@ -28,7 +28,10 @@ HIDDEN_ON_CUDA = (StepPart.ALL_GATHER, StepPart.REDUCE_SCATTER)
 
 
 class StepTimes:
-    """Times of the parts of a step on this rank, added up over the steps of a round."""
+    """Times of the parts of a step on this rank, added up over the steps of a round.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"

@@ -2,6 +2,8 @@
 
 The first round reads the model from config.json. Later rounds read the model from the configuration in the saved state,
 so the folder with config.json is no longer needed.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations

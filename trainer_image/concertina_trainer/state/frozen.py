@@ -3,6 +3,8 @@
 Training does not change frozen weights. The state therefore only names the files and a digest of the values. A worker
 process that stays for the next round keeps its frozen weights, and reads only those that it lacks. It does not keep the
 original values of weights that are quantized.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ from concertina_trainer.parallel.group import DistContext
 
 @dataclasses.dataclass
 class _Kept:
-    """Frozen weights that this process keeps from its last round for the next one."""
+    """Frozen weights that this process keeps from its last round for the next one.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     source: FrozenWeights
     local: dict[str, tuple[Box, Tensor]]

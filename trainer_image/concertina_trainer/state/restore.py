@@ -1,6 +1,8 @@
 """Restoration of the state with which a round begins.
 
 The state is computed from the seed, or read from the memory of this or another node, or from durable storage.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations

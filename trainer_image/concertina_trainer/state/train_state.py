@@ -40,7 +40,10 @@ _INSTEAD = "restore the model's configuration, or start a new run under another 
 
 
 class TrainState:
-    """Weights and optimizer moments of this rank, which a snapshot contains."""
+    """Weights and optimizer moments of this rank, which a snapshot contains.
+
+    A snapshot is a copy of the training state in node memory.
+    """
 
     def __init__(
         self,

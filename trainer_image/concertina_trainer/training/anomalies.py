@@ -61,7 +61,10 @@ class _Anomaly:
 
 
 class Anomalies:
-    """Detection of steps that look wrong in a round, and the response to them."""
+    """Detection of steps that look wrong in a round, and the response to them.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     def __init__(self, config: TrainerConfig, skipped: Ranges, trend: Trend) -> None:
         """Begin with the skipped samples and the trend of losses from the restored state.

@@ -5,6 +5,8 @@ step, including its wait for data, but not its wait for other ranks. At the end 
 contributes its median to the all-reduce of the step, in an element of its own. All ranks therefore read the same
 values, compute the same shares by the same function, and change them at the same batch. Shares are not saved: every
 round begins with even shares.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations

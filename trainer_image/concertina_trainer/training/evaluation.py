@@ -9,6 +9,8 @@ training data nor the gradients.
 A step is evaluated before the next step begins. If a drain arrives during an evaluation, all ranks stop the evaluation
 after the current batch, so that the drain does not wait. The next round continues from the same step, and evaluates
 that step from the beginning (decision "A drain interrupts an evaluation").
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -134,7 +136,8 @@ class Evaluation:
     def after(self, step: int, last: bool = False) -> bool:
         """Evaluate if an evaluation is due after `step` steps, or if `step` is the `last` step of the run.
 
-        Return False if a request to stop the round (a drain) interrupted the evaluation, and True otherwise.
+        In a drain, all ranks stop after the same step. Return False if a request to stop the round (a drain)
+        interrupted the evaluation, and True otherwise.
 
         Raises:
             InvalidInput: When a set has no token to predict.
@@ -220,7 +223,8 @@ class Evaluation:
     def _batches(self, reader: Reader) -> BatchResults:
         """Evaluate the batches of a set.
 
-        If a request to stop the round (a drain) arrives during the evaluation, the remaining batches are left out.
+        In a drain, all ranks stop after the same step. If a request to stop the round (a drain) arrives during the
+        evaluation, the remaining batches are left out.
         """
         sums: list[Tensor] = []
         found = BatchResults()

@@ -24,7 +24,10 @@ _SMOOTHING = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class RoundInfo:
-    """Facts about a round that the worker sends in every report of a step."""
+    """Facts about a round that the worker sends in every report of a step.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     restored_step: int
     restored_from: str

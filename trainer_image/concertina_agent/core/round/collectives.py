@@ -3,6 +3,8 @@
 Each rank counts the collectives that it calls in each process group, and all ranks of a group call the same collectives
 in the same order. A rank has therefore not called a collective yet if the rank's count is lower than the collective's
 number.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations

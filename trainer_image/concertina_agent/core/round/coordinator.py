@@ -1,6 +1,8 @@
 """Knowledge of the coordinator (the agent of the replica with rank 0) about the members of its round.
 
 The module has no side effects.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ the dead worker. Without the wait, the wrong replica would be named as the cause
 
 
 def join_seconds(members: int) -> float:
-    """Return the seconds from the coordinator's Assign after which a member that has not joined counts as lost."""
+    """Return the seconds from the coordinator's Assign after which a member that has not joined counts as lost.
+
+    The coordinator is the agent of rank 0.
+    """
     return 10.0 + 2 * JOIN_GAP_SECONDS * max(0, members - AT_ONCE)
 
 
@@ -50,6 +55,8 @@ class Coordinator:
     """What the coordinator knows about a round: the members' states, the failures, and the shards in storage.
 
     Failures are listed in the order in which they arrived.
+
+    The coordinator is the agent of rank 0. A round is a period in which a fixed set of replicas trains.
     """
 
     def __init__(self, assign: Assign, now: float) -> None:
@@ -95,7 +102,10 @@ class Coordinator:
         return None
 
     def on_member_state(self, state: MemberState, now: float) -> bool:
-        """Handle a state that a member has sent. Return whether the coordinator's Report has changed."""
+        """Handle a state that a member has sent. Return whether the coordinator's Report has changed.
+
+        The coordinator is the agent of rank 0.
+        """
         previous = self.members.get(state.replica)
         if previous is None or (previous.instance, previous.round, previous.claim) != (
             state.instance,

@@ -1,6 +1,8 @@
 """Descriptions of the failures of a round, and selection of the failure that is the cause.
 
 The module has no side effects.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -136,7 +138,7 @@ def better(previous: Optional[Failure], new: Failure) -> Failure:
 
 
 def told(failures: Iterable[Failure], members: int) -> tuple[Failure, ...]:
-    """Return the failures of a round as the coordinator reports them to the operator.
+    """Return the failures of a round as the coordinator (the agent of rank 0) reports them to the operator.
 
     Only two kinds of failures include the workers' output: the cause, and failures that no new round can repair. The
     output of all failures would not fit into a Report (decision "Reports contain all fields"). The pods' logs have the

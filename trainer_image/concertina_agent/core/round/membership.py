@@ -24,6 +24,8 @@ class Preparation:
     """Preparation of this agent for a round.
 
     This class records what must happen before the agent answers Prepared, and which requests wait for that answer.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
     prepare: p.Prepare
@@ -66,6 +68,8 @@ class Notice:
 
         In a drain, all ranks save and stop after the same step. If none has begun by that time, this agent stops its
         own workers.
+
+        The coordinator is the agent of rank 0.
         """
         return self.at + min(1.0, self.grace / 4)
 
@@ -84,7 +88,8 @@ class ActiveDrain:
 class Membership:
     """Facts about a round (training by a fixed set of replicas) of which this agent is a member.
 
-    The object is created at the operator's Assign of the round, and is discarded at the Prepare of the next round.
+    The message Prepare asks a replica to join the next round. The object is created at the operator's Assign of the
+    round, and is discarded at the Prepare of the next round.
     """
 
     assign: p.Assign

@@ -10,6 +10,8 @@ If no worker has called the function (call 0), the workers receive SIGTERM, and 
 There is one exception: if the drain must save a state that is only in node memory, the agent waits for the first call.
 
 The module has no side effects.
+
+The coordinator is the agent of rank 0.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ ANSWER_SECONDS = 5.0
 
 
 class Stopping:
-    """Agreement on the call of should_checkpoint() at which all ranks stop, for one agent in one round."""
+    """Agreement on the call of should_checkpoint() at which all ranks stop, for one agent in one round.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     def __init__(self) -> None:
         self.attending: set[int] = set()
@@ -58,6 +63,8 @@ class Stopping:
 
         This happens in a drain. Only workers that have called the function are asked. If there are none yet and
         `will_attend` is true, wait for a first call.
+
+        In a drain, all ranks stop after the same step.
         """
         if self._asked_at is None:
             self._asked_at, self._waiting = now, set(self.attending)
@@ -91,6 +98,8 @@ class Stopping:
         """Make this agent's workers stop at a call of should_checkpoint(), which the coordinator has chosen.
 
         If the call is 0, the workers receive SIGTERM.
+
+        The coordinator is the agent of rank 0.
         """
         if self.call is not None:
             return []

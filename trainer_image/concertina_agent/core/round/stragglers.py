@@ -39,7 +39,10 @@ class Work:
 
 
 class Stragglers:
-    """Search for stragglers in one round."""
+    """Search for stragglers in one round.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     def __init__(self, factor: Optional[float]) -> None:
         """Prepare the search for stragglers. Without a `factor` (None), no rank counts as a straggler."""

@@ -2,6 +2,8 @@
 
 Agents send the number of seconds since a worker's last progress. The clocks of different machines are therefore never
 compared (decision "The coordinator finds a hang, the operator acts on it"). The module has no side effects.
+
+The coordinator is the agent of rank 0. A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -120,6 +122,8 @@ class Heartbeats:
         """Record whether the coordinator says that the round hangs. Return whether to collect the workers' stacks now.
 
         Stacks are collected once for each hang.
+
+        The coordinator is the agent of rank 0.
         """
         begin, self.collecting = hung and not self.collecting, hung
         if not hung:
@@ -139,7 +143,7 @@ class Heartbeats:
 
 @dataclasses.dataclass(frozen=True)
 class RankHeartbeat:
-    """Heartbeat of one rank, as the coordinator has received it."""
+    """Heartbeat of one rank, as the coordinator (the agent of rank 0) has received it."""
 
     replica: str
     heartbeat: Heartbeat
@@ -148,7 +152,10 @@ class RankHeartbeat:
 
 
 class Watchdog:
-    """Detection of hangs and stragglers among all ranks of the round. Used on the coordinator."""
+    """Detection of hangs and stragglers among all ranks of the round. Used on the coordinator.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits

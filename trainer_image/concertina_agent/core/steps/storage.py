@@ -1,4 +1,7 @@
-"""Handlers of events about snapshots: which ones to keep, and which are in durable storage."""
+"""Handlers of events about snapshots: which ones to keep, and which are in durable storage.
+
+A snapshot is a copy of the training state in node memory.
+"""
 
 from __future__ import annotations
 
