@@ -136,10 +136,7 @@ class Cost(StatusModel):
 
 
 class RoundWaits(StatusModel):
-    """Waiting times that the workers of the current round had reported when the job's time was last counted.
-
-    A round is a period in which a fixed set of replicas trains.
-    """
+    """Waiting times that the workers of the current round had reported when the job's time was last counted."""
 
     round: Count = Field(default=0, description="Round that is counted.")
     checkpoint_seconds: Seconds = Field(default=0.0, description="As in goodput.")

@@ -15,10 +15,7 @@ LONGEST_MESSAGE = 200
 
 
 class Restart(StatusModel):
-    """One failure that made a new round necessary.
-
-    A round is a period in which a fixed set of replicas trains.
-    """
+    """One failure that made a new round necessary."""
 
     at: Timestamp = Field(description="When it was seen.")
     replica: Name = Field(description="The replica that failed first.")
@@ -45,10 +42,7 @@ class Restart(StatusModel):
 
 
 class LastFailure(StatusModel):
-    """The last failure that ended a round, and the last lines that the failed worker printed.
-
-    A round is a period in which a fixed set of replicas trains.
-    """
+    """The last failure that ended a round, and the last lines that the failed worker printed."""
 
     at: Timestamp = Field(description="When it was seen.")
     round: Count = Field(description="The round that it ended.")

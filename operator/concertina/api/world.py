@@ -1,7 +1,4 @@
-"""status.world: the current round and its members.
-
-A round is a period in which a fixed set of replicas trains.
-"""
+"""status.world: the current round and its members."""
 
 from __future__ import annotations
 
@@ -18,10 +15,7 @@ from concertina.api.packed import pack, unpack
 
 
 class Distance(enum.StrEnum):
-    """Distances between a member and the member that holds the copy of its snapshots.
-
-    A snapshot is a copy of the training state in node memory.
-    """
+    """Distances between a member and the member that holds the copy of its snapshots."""
 
     ZONE = "Zone"
     NODE = "Node"
@@ -35,8 +29,7 @@ class Distance(enum.StrEnum):
 class Claim(StatusModel):
     """Decision of the operator to begin a round. The status shows the newest claim, which has the highest round number.
 
-    A round is a period in which a fixed set of replicas trains. The operator writes the claim to the status before it
-    stops workers of an older round.
+    The operator writes the claim to the status before it stops workers of an older round.
     """
 
     round: Count = Field(description="Number of the claimed round; it only increases.")
@@ -57,8 +50,6 @@ class Member(StatusModel):
 
     The two ids are not listed in the manifest. They are in `status.internal.members`, since only the operator needs
     them.
-
-    A round is a period in which a fixed set of replicas trains.
     """
 
     replica: Name = Field(description="Name of its pod.")
@@ -103,8 +94,7 @@ def _stands_for(stored_id: str, id: str) -> bool:
 class Base(StatusModel):
     """State from which the current round started.
 
-    A round is a period in which a fixed set of replicas trains. Snapshots of earlier rounds are invalid if their step
-    is larger than `step`.
+    Snapshots of earlier rounds are invalid if their step is larger than `step`.
     """
 
     round: Count = Field(description="Number of the round.")
@@ -115,10 +105,7 @@ class Base(StatusModel):
 
 
 class World(StatusModel):
-    """The current round and its members.
-
-    A round is a period in which a fixed set of replicas trains.
-    """
+    """The current round and its members."""
 
     round: Count = Field(default=0, description="Number of the round that was last committed; 0 before the first.")
     claim: Claim | None = Field(default=None, description="The highest round claimed.")

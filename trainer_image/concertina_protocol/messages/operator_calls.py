@@ -43,10 +43,9 @@ class Replaced(OpenEnum):
 class Prepared:
     """Answer to Prepare: the snapshots that an agent has, and the other candidates that it can reach.
 
-    From these answers, the operator chooses the members and the starting state of the round.
-
-    The message Prepare asks a replica to join the next round, a period in which a fixed set of replicas trains. A snapshot is a copy of the training state in node
-    memory.
+    The message Prepare asks a replica to join the next round, a period in which a fixed set of replicas trains. From
+    the answers, the operator chooses the members and the starting state of the round. A snapshot is a copy of the
+    training state in node memory.
     """
 
     replica: str

@@ -20,9 +20,9 @@ from concertina_protocol.messages.reports import MemberState, Progress, Report
 class ReportChange:
     """Difference between a report and the previous one.
 
-    An agent sends differences instead of whole Reports if the operator has sent a Watch with `changes`. The first
-    Report is sent whole. `report` is the new report, except that its field `members` has only the members that have
-    changed.
+    The operator's message Watch asks an agent for a stream of Reports. If its field `changes` is set, the agent sends
+    the first Report whole, and then only differences. `report` is the new report, except that its field `members` has
+    only the members that have changed.
     """
 
     report: Report

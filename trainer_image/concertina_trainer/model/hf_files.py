@@ -74,9 +74,9 @@ class HfFiles:
         return self._place_of_expert(name, own, pattern)
 
     def names(self, own: str) -> list[tuple[str, Place]]:
-        """Return the names under which a tensor of the module is written, each with the part that it has.
+        """Return the names under which files contain a tensor of the module, each with the part of it in the file.
 
-        They are the names that `save_pretrained` writes if the tensor is one of those that can be read.
+        For tensors that the trainer can also read, these are the names that transformers' `save_pretrained` writes.
 
         Raises:
             InvalidInput: When transformers would not read the tensor again.

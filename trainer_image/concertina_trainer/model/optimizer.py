@@ -291,7 +291,7 @@ class LocalOptimizer:
     def counted_gradients(self) -> list[Tensor]:
         """Return the gradients of those shards that this rank is the first to hold.
 
-        Several ranks may hold copies of a shard. A sum over all ranks counts each gradient once.
+        Several ranks may hold copies of a shard. With this method, a sum over all ranks counts each gradient once.
         """
         return [local(p.grad) for n, p in self._sharded.items() if p.grad is not None and n in self._counted]
 

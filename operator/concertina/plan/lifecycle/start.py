@@ -23,9 +23,9 @@ from concertina_protocol import StorageHealth
 def first_round(ctx: JobContext) -> Decision | None:
     """Begin the first round once all requested replicas are ready, or after a delay once enough replicas are ready.
 
-    This is the last policy in the table, so it returns a decision for every job without a committed round. One example
-    is a job whose status lists members without a claim (a decision to begin a round), because another program wrote the
-    status.
+    This is the last policy in the table, so it returns a decision for every job without a committed round (one whose
+    members are chosen). Such a job can also be one whose status was written by another program: the status then lists
+    members, but no claim (decision to begin a round).
     """
     names = ctx.replicas.candidates
     size, trouble = sizes.fitting(len(names), ctx.spec), _start_trouble(ctx)

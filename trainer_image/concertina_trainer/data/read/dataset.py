@@ -1,4 +1,4 @@
-"""One data set of a run: its order, and its shards, which threads open before they are needed."""
+"""One data set of a run: the order of its sequences, and its shards. Threads open shards before they are needed."""
 
 from __future__ import annotations
 
