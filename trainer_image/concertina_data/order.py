@@ -194,10 +194,10 @@ class Order:
         return [shard for shard in dict.fromkeys(now + later) if self._counts[shard]]
 
     def _windows(self, epoch: int, group: int, begin: int) -> list[array[int]]:
-        """Return the shards of a group's window with the sequence `begin`, and those of its next window.
+        """Return the shards of the window that contains the sequence `begin`, and those of the group's next window.
 
-        The sequence is given as its number in the epoch before sequences are permuted. The result is shorter at the end
-        of the epoch.
+        A group of shards is divided into windows. The sequence is given as its number in the epoch before sequences are
+        permuted. The result is shorter at the end of the epoch.
         """
         shards, begins, parts, _ = self._epoch(epoch)
         end = parts[group + 1]
@@ -211,7 +211,7 @@ class Order:
 
 
 def _places(turns: Sequence[int], groups: int) -> list[array[int]]:
-    """Return the indexes in `turns` of each group, in ascending order."""
+    """Return the indexes in `turns` of each group, in ascending order. `turns` has the group of each position."""
     places = [array("q") for _ in range(groups)]
     for turn, group in enumerate(turns):
         places[group].append(turn)
@@ -219,7 +219,7 @@ def _places(turns: Sequence[int], groups: int) -> list[array[int]]:
 
 
 def _earlier(turns: Sequence[int]) -> list[int]:
-    """Return, for each turn, how many earlier turns have the same group."""
+    """Return, for each entry of `turns`, how many earlier entries are the same group."""
     counts, earlier = Counter[int](), list[int]()
     for group in turns:
         earlier.append(counts[group])

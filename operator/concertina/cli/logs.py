@@ -132,9 +132,9 @@ class Logs:
         return chosen(pods, preferred)
 
     def _print_lost_log(self, present_pods: Iterable[str]) -> None:
-        """Print the last lines of the replica that failed if its pod no longer exists.
+        """Print the last lines of the failed replica's log, from the job's status, if its pod no longer exists.
 
-        A failed pod is often deleted together with its log, but the job's status contains the last lines.
+        A failed pod is often deleted together with its log.
         """
         failure = self._failure
         if not self._options.since_failure or failure is None or not failure.replica or failure.replica in present_pods:

@@ -48,7 +48,7 @@ CALLS = (p.Prepare, p.Assign, p.Release, p.Drain, p.Save)
 class Handler(Protocol):
     """Interface to the part of the agent that handles requests.
 
-    The functions that serve streams return when the connection or their task ends. While Reports are sent on a
+    A method that serves a stream returns when the connection or the method's task ends. While Reports are sent on a
     connection, further requests on the same connection are answered.
     """
 

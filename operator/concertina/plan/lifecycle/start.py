@@ -50,8 +50,8 @@ def _look_again(ctx: JobContext) -> float:
     """Return the seconds until the next planning pass of a job that waits for its first round.
 
     If pods run but their agents do not answer, the delay is short, because an agent that stays silent counts as dead
-    after some time. Otherwise the next pass can only change the job's message. The first such change is about a pod
-    that no scheduler has tried to place.
+    after some time. Otherwise the next pass can only change the job's message. The message first changes if no
+    scheduler has tried to place a pod for some time.
     """
     live = ctx.replicas.live.values()
     if any(pod.phase is PodPhase.RUNNING and not ctx.agent(pod.name).alive for pod in live):

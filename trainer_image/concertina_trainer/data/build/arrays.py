@@ -1,7 +1,7 @@
-"""Records of NumPy files: the array of an .npy file is the value `features`, and those of an .npz file have names.
+"""Records of NumPy files. The array of an .npy file gets the name `features`. Arrays of an .npz file have names.
 
-NumPy's own reader allocates what a header announces, and reads all of a header of up to 4 GiB. This reader trusts no
-size in a file.
+NumPy's own reader allocates as much memory as a file's header requests, and reads headers of up to 4 GiB. This reader
+checks each size in a file first, because the file may be damaged.
 """
 
 from __future__ import annotations
