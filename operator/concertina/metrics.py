@@ -1,9 +1,9 @@
 """Metrics of the operator.
 
 All metrics are defined here. docs/reference/metrics.md lists them, and docs/metrics.md explains their labels. Code that
-performs an action updates the metric of that action. Metrics that controller-runtime or client-go have too use the same
-names and buckets (decision "Metric names follow controller-runtime"). No label contains the name of a job, a namespace
-or a node.
+performs an action updates the metric of that action. If controller-runtime or client-go has the same metric, the name
+and the buckets are the same (decision "Metric names follow controller-runtime"). No label contains the name of a job, a
+namespace or a node.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Beginning:
 
 @dataclasses.dataclass(frozen=True)
 class ReproductionOptions:
-    """Options for the new job. The default of an empty option comes from the checkpoint."""
+    """Options for the new job. If an option is empty, its default comes from the checkpoint."""
 
     name: str = ""
     checkpoint_uri: str = ""

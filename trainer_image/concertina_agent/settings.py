@@ -88,7 +88,7 @@ class AgentSettings:
 
     @property
     def requests_devices(self) -> bool:
-        """True if the pod may have GPUs of its own. A privileged pod without any sees the GPUs of other pods."""
+        """True if the pod may have GPUs of its own. A privileged pod without any also sees the GPUs of other pods."""
         return self.environment.get("CONCERTINA_PREFLIGHT") != "none"
 
 
@@ -227,9 +227,9 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 def _with_trainer_defaults(environment: dict[str, str], command: tuple[str, ...]) -> dict[str, str]:
     """Return the environment with defaults for the bundled trainer.
 
-    Variables that the pod template sets are not changed. The compiler's cache contains code that workers run. So its
-    folder is in the pod's own volume by default, and not in a folder for temporary files, which other jobs may be able
-    to write to.
+    Variables that the pod template sets are not changed. By default, the compiler's cache is in the pod's own volume.
+    Other jobs may be able to write to a folder for temporary files, and could change the code in the cache, which
+    workers run.
     """
     if command:
         return environment

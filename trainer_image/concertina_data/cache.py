@@ -3,8 +3,8 @@
 Each time a worker opens a file, it compares the contents with the file's checksum.
 
 If the store is slow or unreachable, the worker repeats the request until a deadline. Between two attempts, the worker
-releases its lock on the file and deletes its draft, so that other workers can try. A worker of another job may have
-access to a store that answers.
+releases its lock on the file and deletes its draft, so that other workers can try. A worker of another job may succeed,
+because its store may answer.
 
 A draft is a file that is being fetched. It has its final size from the beginning, so that its room is reserved.
 
@@ -57,8 +57,9 @@ class _Unanswered(Exception):
 class Stored:
     """Data set in a store.
 
-    Copies of its files lie in a folder that all data sets and rounds of the node share. If the folder would exceed
-    `cache.limit` bytes, the least recently used copies are deleted.
+    A round is a period in which a fixed set of replicas trains. Copies of its files lie in a folder that all data sets
+    and rounds of the node share. If the folder would exceed `cache.limit` bytes, the least recently used copies are
+    deleted.
     """
 
     def __init__(self, uri: str, cache: CacheSettings) -> None:
@@ -163,7 +164,7 @@ class Stored:
     def _making_room(self) -> Iterator[bool]:
         """Lock the folder's room for the `with` block, and yield whether the lock was obtained.
 
-        Threads of this process wait for a lock in memory, because waiting for the lock of a file means to poll it.
+        Threads of this process wait for a lock in memory, because the lock of a file can only be polled.
         """
         if not self._room.acquire(timeout=REQUEST.total_seconds()):
             yield False
@@ -210,7 +211,7 @@ class Stored:
         return self._fetch(file, put, lambda: memory)
 
     def _fetch(self, file: ManifestFile, put: Put, content: Callable[[], Content]) -> Content:
-        """Fetch a file from the store, write it with `put`, and return what `content` then returns.
+        """Fetch a file from the store, and write it with `put`. Then call `content`, and return its result.
 
         If the store has no correct file, try again a few times within seconds.
 
@@ -335,7 +336,7 @@ class Stored:
 
     @contextlib.contextmanager
     def _takes(self, size: int, draft: io.FileIO) -> Iterator[None]:
-        """Delete the draft if the `with` block fails to write it.
+        """Context manager that deletes the draft if the `with` block fails to write it.
 
         Raises:
             StorageError: When the folder can't take the draft's `size` bytes.

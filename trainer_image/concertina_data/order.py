@@ -5,9 +5,10 @@ The sequence at a position depends only on the shards, the seed, the number of g
 An epoch visits every sequence once. It permutes the shards and divides their sequences into groups of equal size. The
 groups take turns: with 16 groups, each group has every 16th position. Each group divides its shards into windows, and
 permutes all sequences within a window. The windows of all groups together have WINDOW shards, or one shard for each
-group if there are more groups. So a reader of all groups needs no more than WINDOW shards at a time, and a reader of
-one group needs one (decisions "Data order in two levels" and "Groups of shards"). Both permutations are keyed Feistel
-networks with cycle walking. They need no table of sequences and no state, so any position can be computed by itself.
+group if there are more groups. Usually, a reader of all groups therefore needs no more than WINDOW shards at a time,
+and a reader of one group needs one (decisions "Data order in two levels" and "Groups of shards"). Both permutations are
+keyed Feistel networks with cycle walking. They need no table of sequences and no state, so any position can be computed
+by itself.
 
 This module computes with plain integers. `concertina_trainer.data.batch_order` computes many positions at once.
 """
@@ -149,7 +150,7 @@ class Order:
         return shards, begins
 
     def _taken(self, position: int) -> list[int]:
-        """Return the number of positions before `position` that each group has."""
+        """Return how many positions before `position` each group has."""
         periods, offset = divmod(position, len(self._turns))
         return [periods * self._share + bisect_left(places, offset) for places in self._places]
 
@@ -193,10 +194,10 @@ class Order:
         return [shard for shard in dict.fromkeys(now + later) if self._counts[shard]]
 
     def _windows(self, epoch: int, group: int, begin: int) -> list[array[int]]:
-        """Return the shards of a group's window with the sequence `begin`, and those of its next window.
+        """Return the shards of the window that contains the sequence `begin`, and those of the group's next window.
 
-        The sequence is given as its number in the epoch before sequences are permuted. The result is shorter at the end
-        of the epoch.
+        A group of shards is divided into windows. The sequence is given as its number in the epoch before sequences are
+        permuted. The result is shorter at the end of the epoch.
         """
         shards, begins, parts, _ = self._epoch(epoch)
         end = parts[group + 1]
@@ -210,7 +211,7 @@ class Order:
 
 
 def _places(turns: Sequence[int], groups: int) -> list[array[int]]:
-    """Return the turns of each group, in ascending order."""
+    """Return the indexes in `turns` of each group, in ascending order. `turns` has the group of each position."""
     places = [array("q") for _ in range(groups)]
     for turn, group in enumerate(turns):
         places[group].append(turn)
@@ -218,7 +219,7 @@ def _places(turns: Sequence[int], groups: int) -> list[array[int]]:
 
 
 def _earlier(turns: Sequence[int]) -> list[int]:
-    """Return, for each turn, how many earlier turns have the same group."""
+    """Return, for each entry of `turns`, how many earlier entries are the same group."""
     counts, earlier = Counter[int](), list[int]()
     for group in turns:
         earlier.append(counts[group])
@@ -227,7 +228,7 @@ def _earlier(turns: Sequence[int]) -> list[int]:
 
 
 def classes(batch: int, groups: int) -> int:
-    """Return the number of classes of groups that have the same number of sequences in each batch.
+    """Return the number of classes into which the groups are divided by their number of sequences in each batch.
 
     Two groups are in the same class if their numbers are equal modulo the number of classes. Ranks take the sequences
     of a batch class by class, so that a rank reads the same few groups in all batches.

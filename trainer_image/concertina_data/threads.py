@@ -45,7 +45,7 @@ class Threads:
         return future
 
     def end(self) -> None:
-        """Stop the threads: each finishes the work that it is doing, and queued work is cancelled.
+        """Stop the threads. Each thread finishes its present work, and queued work is cancelled.
 
         Queued work is cancelled rather than dropped, because other threads may be waiting for its result.
         """

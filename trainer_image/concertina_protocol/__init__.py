@@ -7,14 +7,14 @@ without asyncio: only `connection`, `waiting` and `worker_channel.agent_end` use
 
 Connections use TLS with a CA of the job's own. Each line is one JSON object of at most MAX_LINE bytes (`connection`). A
 connection carries one request after another, and the answer to a request is one line. `Watch` and `Join` are
-exceptions: their answer is a stream, with a line after each change and at least every REPORT_SECONDS or BEAT_SECONDS.
-The operator can send Prepare, Assign, Release, Drain, Save and Relay on the connection of a `Watch`, if the Report has
-`takes_calls`. The agent then answers them in order, between the lines of the stream. The answers to a Relay come in any
-order and have the Relay's number.
+exceptions. Their answer is a stream, with a line after each change, and at least one line every REPORT_SECONDS
+(`Watch`) or BEAT_SECONDS (`Join`). The operator can send Prepare, Assign, Release, Drain, Save and Relay on the
+connection of a `Watch`, if the Report has `takes_calls`. The agent then answers these requests in order, between the
+lines of the stream. The answers to a Relay (a request to pass a message on) come in any order, with the Relay's number.
 
 A line is {"v": VERSION, "kind": name in KINDS, "body": fields} (`lines`). Each side accepts its own version and the
 versions just before and after it, because agents keep running while their operator is upgraded. It ignores unknown
-fields, and new fields have defaults. An unknown value of an enum is read as a value that equals no known one
+fields, and new fields have defaults. An unknown value of an enum is kept as a value that equals no known one
 (`typed_json.OpenEnum`).
 
 The name in the client certificate decides which requests are allowed:
@@ -30,9 +30,13 @@ seen in its volume, and reads it after a restart. A claim is the operator's deci
 
 The agent enforces these rules, and the simulation tests them:
 - A Prepare or Assign is refused if the agent has seen a higher round, or the same round with another claim.
-- Prepare kills the workers of all older rounds before it is answered. The same Prepare again gets the same answer.
-- Assign is accepted only for the prepared (round, claim), and only if it names the agent's own instance id. The same
-  Assign again is acknowledged, but starts nothing a second time.
+- The agent kills the workers of all older rounds before it answers a Prepare. If the same Prepare arrives again, it
+  gives the same answer.
+- Assign is accepted only for the prepared (round, claim), and only if it names the agent's own instance id. If the same
+  Assign arrives again, the agent acknowledges it, but starts nothing.
+
+In a drain, all ranks stop after the same step. The message Prepare asks a replica to join the next round. A round is a
+period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations

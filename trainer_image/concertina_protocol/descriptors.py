@@ -1,7 +1,8 @@
 """Limit on the number of open files and connections of a process.
 
-Containers often start with a soft limit of 1024. A coordinator has a connection to each member, and the operator has
-one to each job's coordinator. So both raise their soft limit to the hard limit.
+Containers often start with a soft limit of 1024. The coordinator of a round (the agent of rank 0) has a connection to
+each member, and the operator has one to each job's coordinator. Agents and the operator therefore raise their soft
+limit to the hard limit.
 
 Processes that an agent starts get the original limit, as with torchrun. Code that uses select() cannot handle a
 descriptor above 1023 (decision "The agent raises its limit of open files").
@@ -27,7 +28,7 @@ def raise_limit() -> None:
 
 
 def as_given() -> None:
-    """Restore the limit of open files that this process was started with.
+    """Restore the limit of open files with which this process was started.
 
     A child process calls this before it executes another program.
     """

@@ -1,9 +1,9 @@
 """Heartbeat of a worker: its present phase and step, in a small file that the worker writes and its agent reads.
 
-The agent reads the file a few times per second. If workers sent a message for each part of each step instead, handling
-the messages could take the agent longer than the steps themselves. Writing a heartbeat takes the worker about a
-microsecond, because the file is in memory. The module uses the standard library only and supports Python 3.9 and later.
-A user's script may write the file too; its path is in CONCERTINA_HEARTBEAT.
+The agent reads the file a few times per second. Messages instead of the file, one for each part of each step, could
+take the agent more time than the steps themselves. Writing a heartbeat takes the worker about a microsecond, because
+the file is in memory. The module uses the standard library only and supports Python 3.9 and later. A user's script may
+write the file too; its path is in CONCERTINA_HEARTBEAT.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ class HeartbeatWriter:
 
 @dataclasses.dataclass(frozen=True)
 class HeartbeatFile:
-    """Reader of the heartbeat of one worker in one round, for the worker's agent."""
+    """Reader of the heartbeat of one worker in one round, for the worker's agent.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     rank: int
     path: str

@@ -69,7 +69,7 @@ def serve(uid: str, job: str) -> None:
 def reached(round: int, step: int) -> None:
     """Record the present round and step, so that later log lines about this round contain the step.
 
-    Call this function after each step. A log line that names no round counts as a line about the present round.
+    Call this function after each step. A log line without a round is treated as a line about the present round.
     """
     if _served is not None:
         _served.round, _served.step = round, step

@@ -1,7 +1,7 @@
 """Lines in the log of the bundled trainer that programs parse (decision "The trainer's log is text").
 
-A line can also come from a user's script, or from a trainer of another version. So a line counts only if it matches one
-of the formats here exactly. The module uses the standard library only and supports Python 3.9 and later.
+A line can also come from a user's script, or from a trainer of another version. Lines that do not match a format in
+this module exactly are therefore ignored. The module uses the standard library only and supports Python 3.9 and later.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ _MOST = 1000
 
 @dataclasses.dataclass(frozen=True)
 class RoundStarted:
-    """Line that the trainer writes when the first step of a round has finished."""
+    """Line that the trainer writes when the first step of a round has finished.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     round: int
     step: int

@@ -1,4 +1,4 @@
-"""Paths of the traces of a worker's steps in the pod's volume, where they stay until they are fetched.
+"""Paths of the traces of a worker's steps. A trace is in the pod's volume until it is fetched.
 
 The module uses the standard library only and supports Python 3.9 and later.
 """

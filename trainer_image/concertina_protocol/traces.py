@@ -1,7 +1,8 @@
 """Id of the OpenTelemetry trace of a round.
 
-The id is computed from the job's uid and the round's number, so no message has to contain it (decision "A round's trace
-id is made of uid and number"). The module uses the standard library only and supports Python 3.9 and later.
+A round is a period in which a fixed set of replicas trains. The id is computed from the job's uid and the round's
+number, so no message has to contain it (decision "A round's trace id is made of uid and number"). The module uses the
+standard library only and supports Python 3.9 and later.
 """
 
 from __future__ import annotations

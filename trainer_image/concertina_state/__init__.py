@@ -19,4 +19,6 @@ Modules that restore, in order of use:
 - `format.read_plan` computes which bytes to read.
 - `filling` reads these bytes.
 - `tensors` copies them into tensors.
+
+A round is a period in which a fixed set of replicas trains.
 """

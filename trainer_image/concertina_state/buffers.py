@@ -131,7 +131,7 @@ class BufferCatalogue(LocalState[Buffer]):
     def still(self, arrays: Mapping[str, Buffer | ArrayShard]) -> bool:
         """Return whether `arrays` are the same array objects that this catalogue was made from.
 
-        If so, the next snapshot can use this catalogue again.
+        If they are, the next snapshot can use this catalogue again.
         """
         return arrays.keys() == self._addresses.keys() and all(
             _buffer(array).address == self._addresses[name] for name, array in arrays.items()

@@ -1,7 +1,8 @@
 """Collectives that this process has called, as torch's flight recorder has them.
 
-The agent asks for them when a round hangs, while the main thread may be waiting in a collective. So a thread of its own
-reads the recorder, which torch writes as JSON. Nothing is unpickled.
+A round is a period in which a fixed set of replicas trains. The agent requests them when a round hangs. The main thread
+may then wait in a collective, so another thread reads the recorder. torch returns the record as JSON, so nothing is
+unpickled.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def _operation(name: str) -> str:
 
 
 def _spread(ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Return first rank, last rank and distance of evenly spaced ranks. For other ranks, the result is empty."""
+    """Return the first rank, the last rank and the distance of evenly spaced ranks; empty for other ranks."""
     if not ranks:
         return ()
     step = ranks[1] - ranks[0] if len(ranks) > 1 else 1

@@ -6,7 +6,7 @@ from concertina_protocol import FailureReason, Rollback
 
 
 class InvalidInput(Exception):
-    """Error that will occur again if the operation is repeated. The message says what is wrong and what to do."""
+    """Error that occurs again whenever the operation is repeated. The message says what is wrong and what to do."""
 
     reason = FailureReason.INVALID_INPUT
     """Reason for this error in the job's status, by which alerts and runbooks identify it."""
@@ -15,7 +15,7 @@ class InvalidInput(Exception):
 class DataChanged(InvalidInput):
     """Error that the training data have changed since the saved state was trained.
 
-    The sequence at a position in the data is now a different one.
+    Positions in the data now have other sequences than before.
     """
 
     reason = FailureReason.DATA_CHANGED

@@ -1,7 +1,7 @@
 """Allocation of space for a shard file before the file is written.
 
-All pages of the file are allocated and mapped before the first byte is written. So a full volume causes an error now,
-and not a SIGBUS later.
+All pages of the file are allocated and mapped before the first byte is written. A full volume therefore causes an error
+at this point, instead of a SIGBUS during the write.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Spare:
 def spare(folder: Path, size: int) -> Spare | None:
     """Return a file of `size` bytes that is allocated in advance, or None if there is not enough space for it.
 
-    If the result is None, the caller allocates the file when it needs the file, and reports an error then.
+    If the result is None, the caller allocates the file when it needs it. An error is reported only then.
     """
     try:
         return Spare(folder, size)
@@ -117,7 +117,7 @@ def _mapped(descriptor: int, size: int) -> mmap.mmap:
 def unmap(mapped: mmap.mmap) -> None:
     """Unmap a file's pages from this process's memory. The file keeps its contents.
 
-    Deleting the last reference to a mapping would unmap the file too, but would hold the GIL meanwhile.
+    The deletion of the last reference to a mapping would unmap the file too, but hold the GIL during this time.
     """
     _advise(mapped, _MADV_DONTNEED)
 

@@ -16,7 +16,7 @@ SHORTEST, UNKNOWN_COST = 10.0, 1.0
 
 
 def best(cost: float, between_failures: float) -> float:
-    """Return the number of seconds between saves with which the least time is lost to saves and failures.
+    """Return the seconds between saves for which the time lost to saves and failures is shortest.
 
     The formula is from Daly 2006, A higher order estimate of the optimum checkpoint interval, eq. 37. Its first term is
     Young's formula of 1974. `cost` is the number of seconds that training waits for a save. `between_failures` is the
@@ -33,6 +33,8 @@ class Interval:
 
     `seconds` is the value in spec.checkpoint. If that value is `Auto`, `seconds` is the best interval according to the
     measurements so far.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
     def __init__(self, setting: int | str | None, history: JobHistory) -> None:
@@ -55,7 +57,7 @@ class Interval:
     def between_failures(self) -> float:
         """Mean seconds between failures.
 
-        The mean counts one failure more than have occurred, as if the next failure happened now.
+        The mean is computed as if another failure happened now.
         """
         return (self._history.seconds + time.monotonic() - self._began) / (self._history.failures + 1)
 

@@ -1,10 +1,12 @@
 """Origin of a state, and lineage of a checkpoint: the rounds, data and settings that led to it.
 
-An `Origin` is saved with each copy of the state, in memory and in storage. So it lists exactly the rounds that led to
-this state, even if other states were lost or undone meanwhile (decision "A state carries its own history"). A `Lineage`
-is stored in a checkpoint's manifest. It has the origin, the job's spec and the parent checkpoint.
+An `Origin` is saved with each copy of the state, in memory and in storage. It therefore lists exactly the rounds that
+led to this state, even if other states were lost or undone meanwhile (decision "A state carries its own history"). A
+`Lineage` is stored in a checkpoint's manifest. It has the origin, the job's spec and the parent checkpoint.
 
 This module imports only `concertina_protocol` and the standard library.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -53,7 +55,10 @@ class TrainedRound:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """History of a state: the rounds, data and settings that led to it. Unknown values are empty."""
+    """History of a state: the rounds, data and settings that led to it. Unknown values are empty.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     rounds: tuple[TrainedRound, ...] = ()
     """Rounds of this job in order. If there were more than MOST_ROUNDS, the oldest are left out."""
@@ -100,6 +105,8 @@ class Lineage:
     """Lineage of a checkpoint: the rounds, data and settings that led to it.
 
     Unknown values are empty. `concertina reproduce` lists which values are unknown.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
     version: int = VERSION
@@ -226,7 +233,8 @@ def script_digest() -> str:
 def went_through(rounds: Sequence[TrainedRound], round: int, step: int) -> bool:
     """Return whether training in these rounds passed through the state after `step` steps of round `round`.
 
-    The step at which the last round ends is unknown here, so every step after its beginning counts.
+    The step at which the last round ends is unknown here. Every step after its beginning is therefore taken as part of
+    it.
     """
     return any(trained.round == round and trained.step <= step <= end for trained, end in _with_ends(rounds))
 

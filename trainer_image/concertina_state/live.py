@@ -1,4 +1,7 @@
-"""Interface between the changing state of a training process and its snapshots."""
+"""Interface between the changing state of a training process and its snapshots.
+
+A snapshot is a copy of the training state in node memory.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ The result is 0 if no device made the copy.
 
 
 class SnapshotSource(Protocol):
-    """Source of a snapshot: arrays that training changes, and the place of each array in the snapshot's file."""
+    """Source of a snapshot: arrays that training changes, and the place of each array in the snapshot's file.
+
+    A snapshot is a copy of the training state in node memory.
+    """
 
     @property
     def layout(self) -> Layout: ...

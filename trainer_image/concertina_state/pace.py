@@ -1,4 +1,7 @@
-"""Number of steps between two snapshots, chosen so that snapshots take only a small share of the training time."""
+"""Number of steps between two snapshots, chosen so that snapshots take only a small share of the training time.
+
+A snapshot is a copy of the training state in node memory.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,8 @@ class Pace:
       enough cores are free, this part is zero. If no core is free, it is several times the first part.
 
     To measure the second part, each step after a snapshot is compared with the preceding steps without a snapshot.
+
+    A snapshot is a copy of the training state in node memory.
     """
 
     def __init__(self, overhead: float = OVERHEAD) -> None:
@@ -61,7 +66,7 @@ class Pace:
         Args:
             seconds: Duration of the step.
             behind_snapshot: Whether the save at the beginning of the step took a snapshot.
-            committing: Whether an earlier snapshot was still being committed during the step.
+            committing: Whether a thread was still committing an earlier snapshot during the step.
         """
         usual = min(seconds, LEAP * self._step) if self._step else seconds
         self._step += (SMOOTH if self._step else 1.0) * (usual - self._step)

@@ -49,13 +49,13 @@ def box(shape: Sequence[int], mesh: Sequence[int], coordinate: Sequence[int], cu
 
 
 def rows(boxes: Sequence[tuple[tuple[int, ...], int]], parts: int, part: int) -> list[tuple[int, int]]:
-    """Return, for each box, the rows that one of several ranks saves: the first one, and the one after the last.
+    """Return the rows of each box that one of several ranks saves, as the first row and the row after the last.
 
     A box is the part of a tensor that a rank has. All `parts` ranks have the same boxes, and this rank has the index
     `part` among them. `boxes` has the shape of each box and the bytes of an element.
 
-    The boxes are laid end to end and divided into `parts` pieces of about equal size. So each rank saves parts of few
-    boxes, and each row is saved once. A scalar counts as one row.
+    The boxes are laid end to end and divided into `parts` pieces of about equal size. Each rank therefore saves parts
+    of few boxes, and each row is saved once. A scalar counts as one row.
     """
     lengths = [shape[0] if shape else 1 for shape, _ in boxes]
     widths = [math.prod(shape[1:]) * size for shape, size in boxes]

@@ -6,8 +6,8 @@ The process writes a `PreflightReport` as JSON into the file REPORT and exits, s
 context on the GPUs. The agent starts it (`concertina_agent.workers.preflight`).
 
 All values are small integers, so every correct result is exact in every type and in every order of additions. Only a
-wrong result, or an error that names the hardware, is a fault. Times depend on more than the GPU, for example on its
-temperature and on the processor. So a slow GPU is only a warning.
+wrong result, or an error that names the hardware, is a fault. A time also depends on other things than the GPU's
+health, for example on the temperature and on the processor. A slow GPU therefore only causes a warning.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def copy(source: torch.device, target: torch.device, extent: Extent, result: Dev
 
 
 def synchronized(device: torch.device) -> float:
-    """Wait until the device has finished its work, and return the time in seconds."""
+    """Wait until the device has finished its work, and return the present time in seconds."""
     import torch
 
     if device.type == "cuda":
@@ -233,7 +233,7 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def noted(result: DeviceResult, what: str, test: Callable[[], None]) -> None:
-    """Run a part of the test. An error counts as a fault only if it is one of the hardware."""
+    """Run a part of the test. An error counts as a fault only if it is an error of the hardware."""
     try:
         test()
     except RuntimeError as error:
@@ -288,7 +288,7 @@ def in_threads(tests: Sequence[Callable[[], None]], until: float) -> list[int]:
 
 
 def late(names: Sequence[str], results: Sequence[DeviceResult], unfinished: Sequence[int]) -> Iterator[str]:
-    """Yield a clause about each device that has not finished although others have."""
+    """Yield a clause about each device that has not finished although other devices have."""
     finished = [result.seconds for number, result in enumerate(results) if number not in unfinished]
     for number in unfinished if finished else ():
         others = f"the others took {statistics.median(finished):.1f} s"

@@ -1,7 +1,7 @@
 """Process groups of torch in a process that takes part in one round after the other. Requires torch 2.15 or later.
 
-A new round can have another set of ranks, so it needs new process groups. The bundled trainer and `trainingjob.run`
-leave their rounds by the functions of this module.
+A round is a period in which a fixed set of replicas trains. A new round can have another set of ranks, so it needs new
+process groups. The bundled trainer and `trainingjob.run` leave their rounds by the functions of this module.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ def prepare_to_stay() -> None:
 def number_groups(round: int) -> None:
     """Give the process groups of a round names that no earlier round has used.
 
-    If code has kept a group of an earlier round, using that group raises an error, instead of reaching a group of this
-    round. All ranks must call this function, because the ranks of a group find each other by its name.
+    If code uses a group that it has kept from an earlier round, an error is raised. Without new names, it could use a
+    group of this round by mistake. All ranks must call this function, because the ranks of a group find each other by
+    its name.
     """
     distributed_c10d._world.group_count = round * MOST_GROUPS
 
@@ -61,9 +62,9 @@ def number_meshes(round: int) -> None:
     """Make new device meshes unequal to all device meshes of earlier rounds.
 
     DTensor caches placements, shapes and plans of communication by mesh, in each thread. Two meshes are equal if their
-    ranks and names are equal. A process can have another rank in each round. If a mesh equaled one of an earlier round,
-    DTensor would use the cached values of the other rank, and results would be silently wrong (decision "A survivor
-    keeps its process").
+    ranks and names are equal. A process can have another rank in each round. If its new mesh were equal to one of an
+    earlier round, DTensor would use values that were cached for the earlier rank, and results would be wrong without an
+    error (decision "A survivor keeps its process").
 
     Raises:
         RuntimeError: When the installed torch compares meshes in another way.
@@ -122,11 +123,11 @@ class GroupSockets:
 
 
 class Connections:
-    """Connections of the process's groups, which can be ended such that no rank has to wait for a timeout.
+    """Connections of the process's groups, with a way to end them so that no rank waits for a timeout.
 
-    Gloo's collectives raise an error if they can no longer read. But the error of a failed write is lost if the
-    connection ends while gloo answers an operation: gloo has taken this operation off its list by then, and reports the
-    error only to the operations on the list. The operation then waits until the timeout of the group.
+    Gloo's collectives raise an error if they can no longer read. An error of a write can get lost. This happens if the
+    connection ends while gloo answers an operation. Gloo has then already removed the operation from its list, and
+    reports the error only to the operations on the list. The operation then waits until the timeout of the group.
 
     Therefore no write may fail. `abort` ends only reading, and only in this process. `hold` duplicates the sockets, so
     that the connections stay open after gloo has closed its own descriptors, until all ranks have left.
@@ -161,9 +162,9 @@ class Connections:
         """Make all collectives of this process raise, in all threads.
 
         For NCCL, a private function of torch aborts the process groups. For gloo, torch's abort does not suffice: a
-        collective that waits for a rank that is still alive would wait until the timeout of the group. So for gloo,
-        this method ends reading on all connections. The connections to the store are among them, because a rank may be
-        waiting for the store.
+        collective that waits for a rank that is still alive would wait until the timeout of the group. For gloo, this
+        method therefore ends reading on all connections, including those to the store, because a rank may be waiting
+        for the store.
         """
         if torch.cuda.is_available() and dist.is_initialized():
             distributed_c10d._abort_process_group()
@@ -191,7 +192,7 @@ def _sockets() -> Iterator[tuple[int, int]]:
 def lost_peer(error: BaseException, aborted: bool) -> bool:
     """Return whether an error only means that another rank is gone, or that the groups of this process were aborted.
 
-    After any other error, such as one of a device or of memory, the process can't be trusted.
+    After any other error, for example of a device or of memory, the process must not continue.
     """
     if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
         return False
@@ -201,7 +202,7 @@ def lost_peer(error: BaseException, aborted: bool) -> bool:
 def meets_at_master_port() -> bool:
     """Return whether the default process group was created with a TCPStore at MASTER_PORT.
 
-    If so, torch itself serves the round's store in the worker with rank 0.
+    If it was, torch itself serves the round's store in the worker with rank 0.
     """
     if not dist.is_initialized():
         return False

@@ -100,7 +100,7 @@ class InMemory:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Result of `find`: the plan of what a rank reads from a saved state, and the opened shards to read from."""
+    """Result of `find`: the plan of the reads of a rank from a saved state, and the opened shards to read from."""
 
     plan: ReadPlan
     shards: Mapping[int, ShardReader]

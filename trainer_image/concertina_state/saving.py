@@ -1,4 +1,4 @@
-"""Decision whether a step's state is saved, and whether it becomes a checkpoint.
+"""Decide whether a step's state is saved, and whether it becomes a checkpoint.
 
 The decisions use only values that all ranks agreed on, so all ranks make the same decisions.
 """
@@ -31,7 +31,7 @@ from concertina_state.step_trace import Traces
 
 @dataclasses.dataclass(frozen=True)
 class StepFlags:
-    """Facts of one rank that decide whether all ranks save the state after a step, as 0 or 1.
+    """Flags of one rank (0 or 1) from which all ranks decide whether to save the state after a step.
 
     After an all-reduce over the ranks, each field is the number of ranks that have set the flag.
     """
@@ -55,7 +55,10 @@ class StepFlags:
 
 @dataclasses.dataclass(frozen=True)
 class SaveDecision:
-    """Decision what happens to the state after a step: it is saved or not, and the round continues or ends."""
+    """Decision about the state after a step: whether to save it, and whether the round continues.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     step: int
     snapshot: bool
@@ -242,7 +245,8 @@ class Saving:
     def uploading_best(self) -> int | None:
         """Step of the last checkpoint that was made because it was the best, if its upload may not have finished.
 
-        Another checkpoint would end this upload. If it were the next best one, and so on, none would ever be complete.
+        A newer checkpoint would end this upload. If each best checkpoint ended the upload of the previous one, none
+        would ever be complete.
         """
         return self._best_step if self._shipping and self._best_step == self._durable_step else None
 
@@ -334,10 +338,12 @@ class Saving:
             self._snapshots.make_room()
 
     def _finish_upload_of_best(self, *, wait: bool) -> None:
-        """Let this rank's shard of the best checkpoint arrive in storage, if it is being uploaded.
+        """Let the upload of this rank's shard of the best checkpoint finish, if the upload is in progress.
 
-        The upload of another checkpoint ends this upload. A drain has too little time to `wait`, so the best checkpoint
-        is then lost.
+        The upload of another checkpoint would end this upload. If `wait` is false, for example in a drain, which has
+        little time, the best checkpoint is lost.
+
+        In a drain, all ranks stop after the same step.
         """
         if self.uploading_best is None:
             return
@@ -407,7 +413,8 @@ class Saving:
     ) -> None:
         """Save the state of step `step`, because a request to stop (drain) arrived in the evaluation after that step.
 
-        If the drain requests a checkpoint, the agents upload this snapshot.
+        In a drain, all ranks stop after the same step. If the drain requests a checkpoint, the agents upload this
+        snapshot.
         """
         if self._snapshots.step_of(self._snapshots.count - 1) == step:
             self._snapshots.finish()

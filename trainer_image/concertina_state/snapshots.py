@@ -52,12 +52,14 @@ class MappedShard:
 
         Until `commit`, the file counts as missing. Another replica that is copying the file at this moment does not
         report damage (decision "A drain may write over a running copy").
+
+        In a drain, all ranks stop after the same step.
         """
         remove_sidecar(self.path)
         return state.copy_to(self._views)
 
     def commit(self, metadata: ShardMetadata, layout: Layout, threads: int = 1) -> None:
-        """Write the sidecar of the shard file, once the file's contents are complete. The file then counts as present.
+        """Write the sidecar of the shard file, once the file's contents are complete. The file is valid from then on.
 
         `threads` is the number of threads that compute the checksum.
         """
@@ -92,7 +94,10 @@ class TakenSnapshot:
 class Snapshots:
     """Snapshots of one rank in one round.
 
-    All ranks take the same snapshots, so snapshots have the same numbers on all ranks.
+    A snapshot is a copy of the training state in node memory. All ranks take the same snapshots, so snapshots have the
+    same numbers on all ranks.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
     def __init__(self, folder: Path, state: SnapshotSource) -> None:
@@ -113,7 +118,7 @@ class Snapshots:
         self.make_room()
 
     def of_arrays(self, state: SnapshotSource) -> None:
-        """From now on, take snapshots of the arrays of `state`. If their layout is new, allocate new files."""
+        """Take further snapshots of the arrays of `state`. If their layout is new, allocate new files."""
         self.finish()
         if state.layout.chunks != self._state.layout.chunks:
             self._slots, self._making, self._ready = [None] * SNAPSHOT_SLOTS, None, -1
@@ -138,7 +143,7 @@ class Snapshots:
     def keeping_up(self) -> bool:
         """True if the next snapshot would not overwrite a snapshot that other replicas are still copying.
 
-        For that, they must have completely copied the last snapshot but one (decision "Snapshot k waits for copies of
+        Other replicas must have completely copied the last snapshot but one (decision "Snapshot k waits for copies of
         snapshot k-2").
         """
         return self.complete >= self.count - 2
@@ -192,9 +197,9 @@ class Snapshots:
     def make_room(self) -> None:
         """Make the committing thread allocate a file for the next snapshot, if that snapshot needs a new file.
 
-        The thread does this after its present work. The thread also checks whether a new file is needed. If the
-        training thread checked this, the system call would release the GIL, and training would have to wait to get the
-        GIL back. If the file is not ready in time, `begin` waits for the file (decision "A thread allocates the next
+        The thread does this after its present work. It also checks whether a new file is needed. The training thread
+        does not check this, because the system call would release the GIL, and training would have to wait to get it
+        back. If the file is not ready in time, `begin` waits for the file (decision "A thread allocates the next
         snapshot's file").
         """
         index = self._next()

@@ -86,8 +86,8 @@ class StateIndex(LocalState[Tensor]):
     def still(self, tensors: Mapping[str, Tensor | ArrayShard]) -> bool:
         """Return whether `tensors` are the same tensor objects that this index was made from.
 
-        If so, the next snapshot can use this index again. `tensors` includes buffers and the tensors that only this
-        rank has.
+        If they are, the next snapshot can use this index again. `tensors` must include buffers and the tensors that
+        only this rank has.
         """
         return tensors.keys() == self._addresses.keys() and all(
             live(tensor).data_ptr() == self._addresses[name] for name, tensor in tensors.items()
@@ -217,7 +217,7 @@ def _has_memory(tensor: Tensor) -> bool:
 
 
 def live(array: Tensor | ArrayShard) -> Tensor:
-    """Return the local tensor of a tensor, DTensor or ArrayShard itself, and not a view of it.
+    """Return the local tensor of a tensor, DTensor or ArrayShard, without making a view of it.
 
     For a thousand tensors, making views takes longer than reading their addresses.
     """

@@ -1,11 +1,11 @@
 """Uploader: a process that an agent starts to write checkpoints to durable storage. It serves several rounds.
 
-<uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.safetensors   a shard: its file in node memory as it is
-<uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.json          its sidecar: a shard without it counts as missing
-<uri>/<uid>/round-<r>/step-<s>/manifest.json                  written when every shard is there
-<uri>/<uid>/round-<r>/step-<s>/readers/*                      leases of readers (see `retention`)
-<uri>/LATEST                                                  names one manifest; moved last (see `latest`)
-<uri>/OWNER                                                   the job that writes here (see `owner`)
+A round is a period in which a fixed set of replicas trains. <uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.safetensors
+a shard: its file in node memory as it is <uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.json          its sidecar: a
+shard without it counts as missing <uri>/<uid>/round-<r>/step-<s>/manifest.json                  written when every
+shard is there <uri>/<uid>/round-<r>/step-<s>/readers/*                      leases of readers (see `retention`)
+<uri>/LATEST                                                  names one manifest; moved last (see `latest`) <uri>/OWNER
+the job that writes here (see `owner`)
 """
 
 from __future__ import annotations
@@ -286,7 +286,8 @@ def _best(
 ) -> BestCheckpoint | None:
     """Return the best checkpoint of the folder, given the best one before the checkpoint of `manifest`.
 
-    If none was named before, the losses in all manifests are compared, because `checkpoint.keepBest` may be new.
+    If LATEST named no best checkpoint before, compare the losses in all manifests, because the job may have set
+    `checkpoint.keepBest` only now.
 
     Raises:
         StorageError: When durable storage can't be read.

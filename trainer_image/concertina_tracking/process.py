@@ -1,8 +1,8 @@
 """Process that sends the run's records to the tool that tracks the run.
 
-A coordinator's agent starts this process. The process exits when its agent exits. It also exits when another replica
-has become the coordinator and all records of its own replica are sent. Training does not wait for this process, so the
-process can wait for a slow tool as long as necessary.
+The coordinator is the agent of rank 0. A coordinator's agent starts this process. The process exits when its agent
+exits. It also exits when another replica has become the coordinator and all records of its own replica are sent.
+Training does not wait for this process, so the process can wait for a slow tool as long as necessary.
 """
 
 from __future__ import annotations

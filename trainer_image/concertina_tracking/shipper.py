@@ -3,6 +3,8 @@
 A step is left out in two cases:
 - A later round began before this step. The coordinator of that round trains the step again.
 - The tool already has the step, because the step was replayed, or was sent before this process was killed.
+
+The coordinator is the agent of rank 0. A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ class Shipper:
         return bool(batch)
 
     def close(self) -> None:
-        """Close the run, if it was started."""
+        """Close the run in the tracking tool, if it was started."""
         if self._tracker is not None:
             self._tracker.close()
             self._tracker = None
@@ -114,7 +116,7 @@ class Shipper:
         return any(begun.round > step.round and begun.step < step.step for begun in self._spool.begun)
 
     def _is_latest(self, round: int) -> bool:
-        """Return whether this replica has been the coordinator of all rounds after `round`.
+        """Return whether this replica has been the coordinator (the agent of rank 0) of all rounds after `round`.
 
         If so, this replica's spool has the records of all these rounds.
         """

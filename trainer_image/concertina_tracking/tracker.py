@@ -17,9 +17,11 @@ class Tracker(Protocol):
     def go_on(self, step: int, *, latest: bool) -> Collection[int]:
         """Prepare to log the steps after `step`, and return the steps among them that the tool already has.
 
-        The caller does not log the returned steps again. `latest` says whether this replica is still the newest
-        coordinator. If it is, a tool that can delete steps deletes all steps after `step`. Otherwise, another replica
-        has been the coordinator since then and may have logged some of these steps, so the tool keeps them.
+        The caller does not log the returned steps again. `latest` is whether this replica has been the coordinator
+        (which logs the steps) in all rounds since then. If it has, a tool that can delete steps deletes all steps after
+        `step`. Otherwise, another replica may have logged some of these steps, and the tool keeps them.
+
+        The coordinator is the agent of rank 0.
         """
 
     def log(self, steps: Sequence[StepDone]) -> None:

@@ -1,9 +1,9 @@
 """Position of each rank in the dimensions of parallelism.
 
 The operator imports this module, so it does not import torch. Ranks are numbered along the dimensions in the order of
-`Dimension`, and the last dimension (tensor) varies fastest. So the ranks of a tensor group, which communicate the most,
-have consecutive numbers. The ranks of a block (the smallest number of ranks that can train) are consecutive too, so
-that blocks can be added and removed at the end (decision "The order of ranks").
+`Dimension`, and the last dimension (tensor) varies fastest. The ranks of a tensor group, which communicate the most,
+therefore have consecutive numbers. The ranks of a block (the smallest number of ranks that can train) are consecutive
+too, so that blocks can be added and removed at the end (decision "The order of ranks").
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ if these settings do not fit.
 The settings determine the order in which numbers are added, so they are the same on all ranks and in all rounds of a
 run (decision "The first worker chooses what fits"). They are chosen for the smallest number of ranks that the job
 allows, because each rank then holds the largest part of the state.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ _POLL_SECONDS = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """Configuration of a round, in which all fields of MemoryChoice have values."""
+    """Configuration of a round, in which all fields of MemoryChoice have values.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     config: TrainerConfig
     chosen: dict[str, str]

@@ -1,4 +1,4 @@
-"""Settings that trade speed for memory, from the fastest to the smallest, and the choice of the first that fits.
+"""List the settings that trade speed for memory, the fastest first, and choose the first setting that fits.
 
 A setting is a MemoryChoice: the micro-batch size, the activations to recompute, and whether gathered weights are freed.
 The module does not import torch.
@@ -56,9 +56,10 @@ def ladder(
 ) -> list[MemoryChoice]:
     """Return the settings to choose from for `ranks` ranks, the fastest first.
 
-    A field that the configuration sets has only that value. A micro-batch that is too small makes training slow. So
-    activations are recomputed before the micro-batch gets smaller than BUSY_TOKENS, and all activations before it gets
-    smaller than LEAST_TOKENS. `has_blocks` says whether the model has blocks whose activations can be recomputed.
+    A field that the configuration sets has only that value. Small micro-batches make training slow. In the list,
+    activations are therefore recomputed before the micro-batch gets smaller than BUSY_TOKENS, and all activations are
+    recomputed before it gets smaller than LEAST_TOKENS. `has_blocks` says whether the model has blocks whose
+    activations can be recomputed.
 
     Raises:
         InvalidInput: When the number of ranks is not a multiple of the layout's block (`ParallelismConfig.block`).
@@ -101,9 +102,9 @@ def _micro_batch_sizes(config: TrainerConfig, parallelism: ParallelismConfig, ra
 def first_fitting(rungs: Sequence[MemoryChoice], limit: float, peak: Callable[[MemoryChoice], float]) -> MemoryChoice:
     """Return the first setting whose peak memory is at most `limit` bytes, or the last setting if none fits.
 
-    Planning the peak of a setting takes seconds. So this function tries only the first setting and those that a
-    bisection of the others needs. Bisection assumes that each setting has a lower peak than the one before, which is
-    nearly always true. Even where it is not true, a higher limit never leads to a later setting.
+    To compute the peak of a setting takes seconds. This function therefore tries only the first setting, and then
+    bisects the others. Bisection assumes that each setting has a lower peak than the one before, which is nearly always
+    true. Even if it is not, a higher limit never leads to a later setting.
     """
     if peak(rungs[0]) <= limit:
         return rungs[0]

@@ -83,7 +83,7 @@ def _divides_shared(trainer: TrainerConfig, parallelism: ParallelismConfig) -> b
 
 
 def _has_whole_blocks(trainer: TrainerConfig, parallelism: ParallelismConfig) -> bool:
-    """Return whether each worker has whole blocks of the rows of quantized weights, which have a scale each."""
+    """Return whether each worker has whole blocks of quantized weights. (Each block has its own scale.)"""
     model = trainer.model
     if model.lora is None or not model.lora.frozen_dtype.quantized:
         return True
@@ -113,7 +113,7 @@ def _of_sizes(rule: LayoutRule) -> LayoutRule:
     """Return the rule with an exception: it accepts a spec in which `trainer.model.from` is set.
 
     The sizes of such a model are in another file. The trainer checks the rule once it has read that file. Rules on
-    tensor parallelism also accept `trainer.model.hf`. There the trainer checks the widths of the model's weights.
+    tensor parallelism also accept `trainer.model.hf`. For such a model, the trainer checks the widths of the weights.
     """
     described = "has(self.trainer.model.from)"
     if rule.field == "parallelism.tensor":
@@ -355,9 +355,10 @@ def frees_weights(trainer: TrainerConfig, parallelism: ParallelismConfig, weight
 def reduces_each(trainer: TrainerConfig, parallelism: ParallelismConfig, weights: int | None = None) -> bool:
     """Return whether the gradients of each microbatch are reduced over ranks at once.
 
-    Otherwise, each rank first sums the unsharded gradients of all its microbatches. That is not possible in two cases.
-    If blocks free their gathered weights to save memory, there is no memory for unsharded gradients either. If
-    gradients have the dtype bfloat16, FSDP would sum them in bfloat16, and each addition would be rounded.
+    Otherwise, each rank first sums the unsharded gradients of all its microbatches. This is not done in two cases. In
+    the first case, blocks free their gathered weights to save memory, so there is no memory for unsharded gradients
+    either. In the second case, gradients have the dtype bfloat16: FSDP would sum them in bfloat16, and round each
+    addition.
     """
     if parallelism.pipeline > 1:
         return False

@@ -5,7 +5,7 @@ start threads, which do not survive a fork, and every child would hang. The pare
 variables:
 
 - OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1. Otherwise `import torch` starts a second thread.
-- PYTORCH_NVML_BASED_CUDA_CHECK=1. Otherwise a check whether there are GPUs opens a GPU in the parent.
+- PYTORCH_NVML_BASED_CUDA_CHECK=1. Otherwise the check for GPUs opens a GPU in the parent.
 """
 
 # ruff: noqa: F401

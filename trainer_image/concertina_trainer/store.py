@@ -1,6 +1,7 @@
 """TCPStore of a round, in a child process of the coordinator's agent.
 
-The store must be in a process of its own, so that it outlives the round's workers.
+A round is a period in which a fixed set of replicas trains. The store must be in a process of its own, so that it
+outlives the round's workers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Worker process of one rank, which is forked from the preloaded parent and can take part in several rounds.
 
 The parent has imported all modules (see `preload`).
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -122,10 +124,11 @@ def main() -> NoReturn:
 def one_round(channel: RoundChannel, heartbeat: HeartbeatWriter, entered: float | None, stayed: bool) -> Left | int:
     """Run one round. Return Left if this process stays for the next round, and otherwise the exit status.
 
-    The process stays after a drain, after the loss of the connection to another rank, and when the agent ends the
-    round. After any other end, the process exits, because a new process is a safer start for another round (decision "A
-    survivor keeps its process"). `entered` is the time (time.perf_counter) at which this process entered the round, or
-    None if the process was started for this round. `stayed` is whether the process has taken part in an earlier round.
+    In a drain, all ranks stop after the same step. The process stays after a drain, after the loss of the connection to
+    another rank, and when the agent ends the round. After any other end, the process exits, because a new process is a
+    safer start for another round (decision "A survivor keeps its process"). `entered` is the time (time.perf_counter)
+    at which this process entered the round, or None if the process was started for this round. `stayed` is whether the
+    process has taken part in an earlier round.
     """
     round = int(os.environ["CONCERTINA_ROUND"])
     offer = Hello(int(os.environ["RANK"]), os.getpid(), traces=True, stays=process_groups.can_stay(), lists_calls=True)
@@ -212,7 +215,10 @@ def _check_layout(config: TrainerConfig, layout: ParallelismConfig) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """Model, optimizer and data of a round, as they are before a state is restored into them."""
+    """Model, optimizer and data of a round, as they are before a state is restored into them.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     config: TrainerConfig
     checkpoint: CheckpointConfig | None
@@ -288,7 +294,7 @@ def build(
 ) -> Built:
     """Build the data reader, the model and the optimizer. The state is restored later.
 
-    `saved` is what is recorded about the state to restore. `check` raises if the round is over.
+    `saved` has the facts that are recorded with the state to restore. `check` raises an error if the round is over.
 
     Raises:
         InvalidInput: When the data do not fit the model, or can't be used.
@@ -332,7 +338,7 @@ def _check_data(config: TrainerConfig, digest: str) -> None:
     """Check that a run of `concertina reproduce` has the data that its checkpoint was trained on.
 
     Raises:
-        DataChanged: When the digest of the data is another one.
+        DataChanged: When the data have another digest.
     """
     required_digest = config.reproduction and config.reproduction.data_digest
     if required_digest and required_digest != digest:
@@ -393,7 +399,8 @@ def assemble(
 def begin_saving(built: Built, start: Start, restored: ShardMetadata, channel: RoundChannel) -> Saving:
     """Return the object that takes snapshots and makes checkpoints in this round.
 
-    The interval to the next checkpoint begins at the newest durable checkpoint that no rollback has undone.
+    The time until the next checkpoint is counted from the newest durable checkpoint. Checkpoints that a rollback has
+    made invalid are ignored.
     """
     config, checkpoint, world, state = built.config, built.checkpoint, built.world, built.state
     round, digest = int(os.environ["CONCERTINA_ROUND"]), config.digest()

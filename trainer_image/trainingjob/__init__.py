@@ -207,8 +207,8 @@ def should_checkpoint() -> bool:
     """Return whether the script must save after this step because the workers are about to be stopped.
 
     All workers are stopped when a replica receives a termination notice or a new replica joins. Call this function on
-    every rank, once after every step. The result is True on all ranks at the same call: the n-th call on each rank. So
-    all ranks save the same step, and no step is lost.
+    every rank, once after every step. The result is True on all ranks at the same call: the n-th call on each rank. All
+    ranks therefore save the same step, and no step is lost.
 
     After the save, the script may exit. If the script continues instead, the next call of this function ends the
     process, because the save is finished by then.

@@ -60,13 +60,15 @@ class RoundEnded(SystemExit):
     """Exception: the round is about to end, and the script has saved its state.
 
     Outside of `trainingjob.run`, this exception ends the script.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
 
 class Channel:
     """Connection of one worker to its agent, for one round. Its methods may be called from any thread.
 
-    Once the round has ended, each method raises RoundLeft.
+    A round is a period in which a fixed set of replicas trains. Once the round has ended, each method raises RoundLeft.
     """
 
     def __init__(
@@ -154,8 +156,8 @@ class Channel:
     def must_stop(self) -> bool:
         """Return whether the workers are about to be stopped, so that a `State` must save and end the process.
 
-        For the agents, each call counts as a call of should_checkpoint(). A `State` may save some commits later, for
-        example at the end of a gradient accumulation.
+        A `State` calls this method instead of should_checkpoint(), and the agents count the calls in the same way. The
+        `State` may save some commits later, for example at the end of a gradient accumulation.
         """
         return self.stops or self.should_checkpoint()
 
@@ -271,7 +273,7 @@ class Channel:
     def durable(self) -> Optional[Durable]:
         """Newest checkpoint in storage (the one that the file LATEST names), or None if the job must not use it.
 
-        The time until the next checkpoint is counted from this checkpoint.
+        Time until the next checkpoint is counted from this one.
         """
         start = self.start()
         durable = start.durable

@@ -1,4 +1,4 @@
-"""The connection of this process to its agent, which is opened on first use, and the settings of the job.
+"""The connection of this process to its agent (which is opened on first use), and the settings of the job.
 
 Standard library only, Python 3.9+.
 """

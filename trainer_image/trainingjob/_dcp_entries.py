@@ -117,7 +117,7 @@ def _of_trainer(chunks: Iterable[Chunk], step: int) -> Iterator[Entry]:
 def _values_of_rank_0(stored: StoredCheckpoint) -> Mapping[str, Any]:
     """Return the values that rank 0 has saved, keyed by the name of the object.
 
-    DCP also takes values that are not sharded from rank 0.
+    DCP, too, loads values that are not sharded from rank 0's file.
     """
     shard = stored.open(0)
     chunk = shard.header.chunks[f"{RANK}0"]

@@ -1,4 +1,7 @@
-"""Snapshots in a folder that outlives the process, for a script that runs outside of a job."""
+"""Snapshots in a folder on disk, for a script that runs outside of a job.
+
+The folder remains when the process ends.
+"""
 
 from __future__ import annotations
 
@@ -110,8 +113,8 @@ class Folder:
 class Lock:
     """Lock on a folder, which rank 0 holds until its process ends, also when the process is killed.
 
-    The lock is a POSIX record lock. So a forked process (a data loader's worker) does not inherit the lock, and NFS
-    supports it.
+    The lock is a POSIX record lock. A forked process (a data loader's worker) therefore does not inherit the lock, and
+    NFS supports it.
     """
 
     refusal = ""

@@ -1,4 +1,4 @@
-"""Position of Lightning's training loops in the fit, and of the data loaders in their data."""
+"""Positions of Lightning's training loops in a fit, and of its data loaders in their data."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class LoaderPosition:
         return bool(left < (batches.batch_size if batches.drop_last else 1))
 
     def _counts_next_epoch(self) -> bool:
-        """Return whether the sampler is already at the epoch after the saved pass.
+        """Return whether the sampler's epoch is already the one after the saved pass.
 
         This happens if the script counts an epoch before its last commit, or computes the epoch from the step.
         """

@@ -156,7 +156,7 @@ class RandomNumbers:
     def reseed(self, rank: int) -> None:
         """Seed the generators of an additional rank, which has taken over the states of another rank.
 
-        Otherwise the two ranks would draw the same random numbers.
+        Without new seeds, the two ranks would draw the same random numbers.
         """
         digest = hashlib.sha256(repr(random.getstate()).encode() + str(rank).encode()).digest()
         random.seed(digest)

@@ -1,4 +1,4 @@
-"""Order of the items in a pass over a data set, recorded so that another process can continue in the middle of it."""
+"""Order of the items in a pass over a data set. It is recorded so that another process can continue the pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interface by which the ranks of a job agree on what they save, and its implementation for `State(gather=...)`."""
+"""Communication between the ranks of a job about what they save, and its implementation for `State(gather=...)`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StateIndex(Protocol):
     def still(self, arrays: Mapping[str, Any], /) -> bool:
         """Return whether `arrays` are the same array objects from which this index was made.
 
-        If so, the next snapshot can use this index again.
+        If they are, the next snapshot can use this index again.
         """
         ...
 

@@ -35,7 +35,10 @@ NOTHING_KNOWN = Restore(RestoreSource.FRESH)
 
 @dataclasses.dataclass(frozen=True)
 class RestorePoint:
-    """Saved state from which this round continues."""
+    """Saved state from which this round continues.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     saved: SavedState
     begun_from: str = ""
@@ -63,7 +66,11 @@ class RestorePoint:
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """Facts about a restored state. The first snapshot of this round needs them."""
+    """Facts about a restored state. The first snapshot of this round needs them.
+
+    A round is a period in which a fixed set of replicas trains. A snapshot is a copy of the training state in node
+    memory.
+    """
 
     values: Mapping[str, Any]
     """This rank's values, by object."""
@@ -264,7 +271,7 @@ def _own_values(shard: ShardReader, rank: str, source: RestorePoint) -> Mapping[
 def _check_nothing_lost(
     headers: Mapping[int, Header], names: Container[str], objects: Collection[str], rank: str
 ) -> None:
-    """Check that the script's objects have all saved arrays. An array is missing if, for example, a layer was removed.
+    """Check that the script's objects have all saved arrays. One is missing, for example, if a layer was removed.
 
     Args:
         headers: Headers of the saved shards, keyed by the shard's number.

@@ -1,8 +1,8 @@
 """`trainingjob.run`: rounds of a script whose process stays (see `concertina_protocol.worker_channel.rounds`).
 
-When a round ends, everything that belongs to it is closed: the process groups, the channel to the agent, the `State`,
-the data and the step count. The next round begins in the same process as it would in a new one: with new environment
-variables, and at the beginning of `main`.
+A round is a period in which a fixed set of replicas trains. When a round ends, everything that belongs to it is closed:
+the process groups, the channel to the agent, the `State`, the data and the step count. The next round begins in the
+same process as it would in a new one: with new environment variables, and at the beginning of `main`.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def run(path: str, main: Callable[[], T]) -> T:
 
 
 def _holds_the_world() -> str:
-    """Return the name of an imported library that stores ranks or process groups of the round in global variables.
+    """Return the name of an imported library that keeps ranks or process groups of a round in global variables.
 
     Such a library can't be used in a second round of the process. If there is none, the result is "".
     """

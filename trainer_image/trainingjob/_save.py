@@ -1,8 +1,9 @@
 """Commits of a `State`: the contents of this rank's shard, and the snapshots of the shard.
 
-The code that saves is shared with the bundled trainer (`concertina_state.saving`). A script only says when a step is
-finished. So the ranks of a script communicate only at steps that are saved, and rank 0 decides the number of steps
-between two saves.
+The code that saves is shared with the bundled trainer (`concertina_state.saving`). A script only reports that a step is
+finished. Its ranks communicate only at steps that are saved, and rank 0 decides the number of steps between two saves.
+
+A snapshot is a copy of the training state in node memory.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ GROWTH = 1.5
 
 
 class OwnShard:
-    """Contents of this rank's shard file: an index of the live arrays, this rank's values, and the snapshots."""
+    """Contents of this rank's shard file: an index of the live arrays, this rank's values, and the snapshots.
+
+    A snapshot is a copy of the training state in node memory.
+    """
 
     def __init__(self, session: Session, contents: Contents) -> None:
         self._session, self._contents = session, contents
@@ -59,8 +63,8 @@ class OwnShard:
     def current(self) -> tuple[StateIndex, Snapshots]:
         """Return the index of the script's objects in their present state, and the snapshots.
 
-        The ranks also compare the arrays that must be the same on all ranks, because these may differ after later
-        steps. After each comparison, twice as many snapshots pass until the next one.
+        At some snapshots, the ranks also compare the arrays that must be the same on all ranks. After each comparison,
+        the number of snapshots until the next one doubles.
 
         Raises:
             InvalidInput: Arrays can't be saved, or differ between ranks.
@@ -116,7 +120,10 @@ class OwnShard:
 
 
 class Saver:
-    """Writer of the snapshots of a `State`, which limits the share of the training time that snapshots take."""
+    """Writer of the snapshots of a `State`, which limits the share of the training time that snapshots take.
+
+    A snapshot is a copy of the training state in node memory.
+    """
 
     def __init__(self, session: Session, contents: Contents, shard: OwnShard, overhead: float) -> None:
         """Prepare to save snapshots when the script commits steps.
@@ -168,7 +175,7 @@ class Saver:
             raise RoundEnded(0)
 
     def _note_overdue(self, finished: int, durable: bool) -> None:
-        """Count a commit at which nothing could be saved, and warn the user if this happens repeatedly.
+        """Count a commit at which no state could be saved, and warn the user if this happens repeatedly.
 
         Raises:
             InvalidInput: The only optimizer that makes steps is not part of the `State`.
@@ -257,7 +264,7 @@ class Saver:
         return self.saving
 
     def _new_saving(self, snapshots: Snapshots) -> Saving:
-        """Return an object that saves this round's snapshots. Each snapshot will contain the history of the state."""
+        """Return an object that saves this round's snapshots. Each snapshot contains the history of the state."""
         agent, checkpoint, world, start = (
             self._session.agent, self._session.checkpoint, self._session.world, self.start_point,
         )  # fmt: skip

@@ -1,9 +1,10 @@
 """Save points: the commits after which a state can be saved without losing a gradient.
 
 A state holds weights and optimizer moments, not gradients. If it were saved within a gradient accumulation, a restored
-run would lack the gradients of the micro-batches before it. So a commit is a save point only if an optimizer has made
-a step since the last commit, and no gradient has been computed since then. torch's own hook tells which optimizers
-step: it is called in a `GradScaler`, in compiled steps, and by Accelerate's and Lightning's optimizers too.
+run would lack the gradients of the micro-batches before the save. A commit is therefore a save point only if an
+optimizer has made a step since the last commit, and no gradient has been computed since that step. A hook of torch
+reports the steps of optimizers. torch also calls it for a `GradScaler`, for compiled steps, and for Accelerate's and
+Lightning's optimizers.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class WatchedOptimizer:
 
 
 class SavePoints:
-    """Commits after which a `State` can be saved, as far as the steps of the optimizers show.
+    """Commits after which a `State` can be saved, found from the steps of the optimizers.
 
     If the `State` has no optimizer, all optimizers that make steps in this process are watched, because one of them may
     be part of an object with its own `state_dict`. Until one of them makes a step, each commit is a save point.
@@ -101,7 +102,7 @@ class SavePoints:
 
         Such gradients belong to an optimizer that has made no step, or were computed after the last step. With a GAN,
         the generator's backward pass leaves gradients in the discriminator, which has already made its step and will
-        drop these gradients. So if several optimizers made a step, only the last one is checked.
+        drop these gradients. If several optimizers made a step, only the last one is therefore checked.
         """
         candidates = [*self._idle, *([self._last] if self._last is not None else [])]
         return any(watched.has_new_gradients() for watched in candidates)

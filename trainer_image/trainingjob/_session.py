@@ -38,7 +38,11 @@ class Session:
 
 @dataclasses.dataclass(frozen=True)
 class StartPoint:
-    """Step and origin of the state from which this round continues, as later snapshots record them."""
+    """Step and origin of the state from which this round continues, as later snapshots record them.
+
+    A round is a period in which a fixed set of replicas trains. A snapshot is a copy of the training state in node
+    memory.
+    """
 
     step: int = 0
     """Finished steps."""

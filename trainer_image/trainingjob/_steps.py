@@ -1,6 +1,6 @@
 """Commits for a framework that has its own training loop.
 
-A step is committed when the next step begins, so that work after the step (a validation, a log) has been done.
+A step is committed when the next step begins. Work that follows a step, such as a validation, is then finished.
 """
 
 from __future__ import annotations

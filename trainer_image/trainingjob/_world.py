@@ -8,7 +8,10 @@ import os
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """Rank of this process, and number of workers of the job. Both stay the same within a round."""
+    """Rank of this process, and number of workers of the job. Both stay the same within a round.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     rank: int = 0
     """Number of this worker among all workers, from 0."""

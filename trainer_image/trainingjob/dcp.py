@@ -82,8 +82,8 @@ class _Contents:
     def metadata(self) -> Metadata:
         """Names, dtypes and shapes of everything in the checkpoint, as DCP expects them.
 
-        DCP is told that each tensor is stored as one piece. So DCP requests one box (rectangular part) of a tensor at a
-        time, and `fill` finds the shards that contain the box.
+        The metadata present each tensor as one piece. DCP therefore requests one box (rectangular part) of a tensor at
+        a time, and `fill` finds the shards that contain the box.
         """
         return Metadata(
             {key: _metadata_of(entry) for key, entry in self.entries.items()},

@@ -28,7 +28,7 @@ class HeldLines:
         """Reserve a part of the namespace's memory budget for `count` bytes of a line.
 
         Raises:
-            ProtocolError: When less memory is free.
+            ProtocolError: When less memory than this is free.
         """
         if count > self._free_bytes:
             raise ProtocolError(f"a line beside others of its namespace that hold nearly {self._most_bytes} bytes")

@@ -65,10 +65,9 @@ class Allowance:
 
     @property
     def untouched(self) -> bool:
-        """True if the budget is as large as at the start.
+        """True if the budget has its initial size.
 
-        The caller then drops this object to save memory. A new object for the same namespace would have the same
-        budget.
+        Such an object can be dropped to save memory: a new object for the same namespace would have the same budget.
         """
         return self._paid_at <= self._clock() - SAVED_SECONDS
 
@@ -89,7 +88,7 @@ class Allowance:
         return await result
 
     async def _serve(self) -> None:
-        """Handle the waiting lines, for at most HOLD_SECONDS before the event loop runs other tasks.
+        """Handle the waiting lines, for at most HOLD_SECONDS, and then let the event loop run other tasks.
 
         While a thousand jobs start, the other tasks take milliseconds each time. If this task handled only one line at
         a time, lines would arrive faster than they are handled.

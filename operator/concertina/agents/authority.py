@@ -139,7 +139,8 @@ class Authority:
 def of_job(master_key: bytes, uid: str, created: float) -> Authority:
     """Return the certificate authority of a job.
 
-    A new job needs it twice within seconds: for the connections to its agents, and for its Secret.
+    The result is cached, because a new job needs its authority twice within seconds: for the connections to its agents,
+    and for its Secret.
     """
     return Authority(master_key, uid, created)
 

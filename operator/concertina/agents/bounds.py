@@ -1,8 +1,8 @@
 """Limits for the values that an agent sends, so that plan() and the API server can handle them.
 
-Numbers come from users' scripts, texts come from their output, and an agent runs in a tenant's pod. A number above or
-below its limits is replaced by the nearest limit, and a long text is cut. The message is not refused, because one odd
-value must not make a healthy job look silent (decision "Bounds of agents' reports").
+An agent runs in a tenant's pod and passes on numbers and texts from the user's script, so its values can't be trusted.
+A number outside its limits is replaced by the nearest limit, and a long text is cut. The message is not refused,
+because the agent of a healthy job would seem to be silent after one odd value (decision "Bounds of agents' reports").
 """
 
 from __future__ import annotations
@@ -230,10 +230,10 @@ def _bound(hint: Any, field: str, least: int = 0) -> Bound | None:
 
 
 def _unless(bound: Bound, absent: float) -> Bound:
-    """Return a function like `bound` that also replaces the number `absent` by None.
+    """Return a function that limits a number like `bound`, and replaces the number `absent` by None.
 
-    In messages, the number `absent` stands for a missing value. A value that `bound` clamps to `absent` becomes None
-    too.
+    In messages, the number `absent` stands for a missing value. If `bound` changes a value to `absent`, the result is
+    None too.
     """
 
     def within(value: Any) -> Any:

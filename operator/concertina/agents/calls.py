@@ -59,7 +59,7 @@ Answer = protocol.Prepared | protocol.Accepted | protocol.Refused
 
 
 class CallError(Exception):
-    """Error that an agent gave no usable answer to a request. The message says why."""
+    """Error that a request to an agent has no usable answer. The message says why."""
 
 
 class ClosedError(CallError):
@@ -103,8 +103,8 @@ class IdleConnections:
 class StreamCalls:
     """Calls over a connection on which the agent also sends its reports.
 
-    The answers arrive in the order of the calls, between the reports. Answers that the agent passes on from other
-    agents (`relay`) come in any order. The number of the request shows which of them belong together.
+    The agent answers calls in their order, and may send reports between the answers. Answers that it passes on from
+    other agents (`relay`) arrive in any order, and are matched by the number of the request.
     """
 
     def __init__(self, opened: Connection) -> None:
@@ -138,7 +138,7 @@ class StreamCalls:
     async def relay(
         self, message: protocol.Relay, send_seconds: float
     ) -> AsyncIterator[Callable[[], Awaitable[protocol.Relayed]]]:
-        """Ask the agent to pass a message on, and yield a function that returns the next answer that it passes back.
+        """Ask an agent to pass a message on to other agents, and yield a function that returns their next answer.
 
         Args:
             message: Message to pass on.
@@ -172,18 +172,20 @@ class StreamCalls:
                 answers.task_done()
 
     async def taken(self) -> None:
-        """Wait until all answers that were passed on have been taken by those that wait for them.
+        """Wait until the callers have taken all answers that the agent passed on from other agents.
 
-        The next line is read only then. Otherwise an agent could fill the memory with answers that nobody has read.
+        The next line is read only after this. Otherwise an agent could fill the memory with answers that nobody has
+        read.
         """
         for answers in list(self._relays.values()):
             await answers.join()
 
     def answered(self, message: protocol.Message) -> bool:
-        """Use a message as the answer to a call, and return True. Return False for a report.
+        """Return whether a message is the answer to a call. If so, give it to the caller. A report is no answer.
 
-        While a call is open, every message that is not a report is the answer to the oldest open call, except answers
-        that the agent passes on. Those to an earlier Relay, for which nobody waits any more, are dropped.
+        While a call is open, each message that is not a report is the answer to the oldest open call. Answers that the
+        agent passes on from other agents (to a Relay message) are the exception. Such an answer is dropped if its
+        caller no longer waits.
         """
         if isinstance(message, protocol.Relayed):
             if answers := self._relays.get(message.request):
@@ -252,7 +254,7 @@ async def connection(
     Raises:
         OSError: When the agent cannot be reached.
         TimeoutError: When the connection or its handshake takes longer than DIAL_SECONDS.
-        CallError: When `message` is a Relay and another operator may be the leader.
+        CallError: When `message` is a Relay (a message for other agents) and another operator may be the leader.
     """
     opened = await _opened(identity, address, waits)
     try:
@@ -319,7 +321,7 @@ def _close_unwanted(securing: asyncio.Task[Connection]) -> None:
 async def _socket(host: str) -> socket.socket:
     """Create a socket. If this process has no file descriptor left, wait until it has one.
 
-    The time of this wait does not count as silence of the agent.
+    This wait does not count as time in which the agent was silent.
 
     Raises:
         OSError: When the socket cannot be created for another reason.
@@ -445,7 +447,7 @@ def check_may_act(identity: ConnectionIdentity) -> None:
 async def _asked(
     identity: ConnectionIdentity, address: str, opened: Connection, request: Request
 ) -> protocol.Message | None:
-    """Send a request over a connection, return the answer, and keep the connection open for the next call.
+    """Send a request over a connection and return the answer. Keep the connection open for the next call.
 
     The result is None if the connection is broken. This can happen if the connection was kept open and the agent was
     restarted meanwhile.
@@ -466,10 +468,10 @@ async def _asked(
 
 
 def usable(message: protocol.Message, request_kind: str, address: str) -> Answer:
-    """Return the message if it is an answer to a request.
+    """Return the message if it is a valid answer to a request of this kind.
 
     Raises:
-        CallError: When it is another message.
+        CallError: When it is a message of another kind.
     """
     if not isinstance(message, protocol.Prepared | protocol.Accepted | protocol.Refused):
         raise CallError(f"{address} answered a {request_kind} with a {type(message).__name__}")

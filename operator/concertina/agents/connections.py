@@ -297,7 +297,7 @@ class AgentConnections:
             self._start(job, self._call(job, *entry))
 
     def _routes(self, job: _JobConnections, batch: list[tuple[Send, Call]]) -> list[tuple[str, list[str]]]:
-        """Return the address of each agent that passes a message on, with the replicas to which it does so.
+        """Return the address of each agent that passes a message on, with the replicas for which it does this.
 
         The operator calls all other replicas itself.
         """
@@ -400,8 +400,8 @@ class AgentConnections:
     ) -> None:
         """Ask the agent at `address` to pass a message on to the replicas of `part`, and record the answers.
 
-        If a replica has not answered, the operator calls it directly. Only then does its silence count: until then, the
-        operator can't know whether the agent has passed the message on.
+        If a replica has not answered, the operator calls it directly. The replica counts as silent only if this call
+        fails, because the first agent may not have passed the message on.
         """
         waiting = {send.replica: (send, under_way) for send, under_way in part}
         addresses = {send.replica: send.address for send, _ in part}
@@ -422,15 +422,14 @@ class AgentConnections:
             self._start(job, self._call_now(job, *entry))
 
     async def _call_now(self, job: _JobConnections, send: Send, under_way: Call) -> None:
-        """Call a replica to which another agent has not passed the call on. Its silence counts from now on."""
+        """Call a replica directly, because another agent has not passed the call on. Its silence counts from now on."""
         self._change(job, send, under_way, sent_at=self._clock())
         await self._call(job, send, under_way)
 
     def _on_waits(self, job: _JobConnections, part: list[tuple[Send, Call]], turn: bool) -> None:
         """Record that the calls in `part` wait for their TLS handshake (`turn` is true), or that they no longer wait.
 
-        The operator limits the number of handshakes at a time. The waiting time does not count as silence of the
-        agents.
+        The operator limits the number of handshakes at a time. While a call waits, its agent does not count as silent.
         """
         for send, under_way in part:
             self._change(job, send, under_way, sent_at=None if turn else self._clock())
@@ -446,9 +445,9 @@ class AgentConnections:
             self._tell(job, at_once=is_last)
 
     def _tell(self, job: _JobConnections, at_once: bool) -> None:
-        """Report that the state of a job's agents has changed, so that the job is planned again.
+        """Request a planning pass for a job, because the state of its agents has changed.
 
-        If `at_once` is false, the report is delayed for TOGETHER_SECONDS, so that several changes cause one planning
+        If `at_once` is false, the request is delayed for TOGETHER_SECONDS, so that several changes cause one planning
         pass.
         """
         if job.tell_timer is not None:
@@ -465,7 +464,7 @@ class AgentConnections:
     def _change(self, job: _JobConnections, send: Send, under_way: Call, **changes: Any) -> bool:
         """Update the recorded call to a replica, and return whether the call is still recorded.
 
-        The operator no longer records a call after the replica's pod is gone, or after a later call of the same kind.
+        The record is dropped when the replica's pod is gone, or when a later call of the same kind is sent.
         """
         kind = CALLS[type(send.message)]
         connection = job.connections.get(send.replica)
@@ -577,7 +576,7 @@ def _result(reply: object) -> CallResult:
 
 
 def _assigned(view: AgentView, report: protocol.Report) -> Call | None:
-    """Return the Assign call, which gave the agent its rank, if `report` has the round's first progress.
+    """Return the Assign call that gave an agent its rank, if `report` is its first progress report in the round.
 
     The result is None otherwise. The time from the call to the report is observed in a metric.
     """
@@ -598,9 +597,9 @@ def _with_report(view: AgentView, report: protocol.Report, now: float) -> AgentV
 
 
 def _only_starts(before: protocol.Report | None, report: protocol.Report) -> bool:
-    """Return whether an agent only reports that it is starting, as before, so that its replica is not ready.
+    """Return whether an agent still reports only that it is starting, so that its replica is not ready.
 
-    Before a job's first round, no pass acts on this.
+    Such a report needs no planning pass before a job's first round.
     """
     starting = protocol.Report(
         report.replica, report.instance, ready=False, round=0, claim="", state=protocol.State.IDLE, takes_calls=True
@@ -610,7 +609,7 @@ def _only_starts(before: protocol.Report | None, report: protocol.Report) -> boo
 
 
 def _matters(before: AgentView, after: AgentView) -> bool:
-    """Return whether two reports differ in more than progress numbers, so that the job must be planned soon."""
+    """Return whether two reports differ in more than the training progress, so that the job must be planned soon."""
     if before.report is None or after.report is None:
         return True
     return not (

@@ -22,7 +22,7 @@ With fewer jobs, the failure of one node with two coordinators would look like a
 class _HeardJob:
     """Replicas of one job whose agent is connected, and those whose agent was lost.
 
-    A job votes on whether the operator's network works. It has a vote once it has trained.
+    The jobs' votes decide whether the operator's own network works. A job has a vote once it has trained.
     """
 
     namespace: str = ""

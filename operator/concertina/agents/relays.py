@@ -1,9 +1,10 @@
 """Calls that one agent passes on to others, so that the operator needs no connection to each of them.
 
 The operator has one open stream of a job that trains: that of the coordinator (the agent of rank 0). Calls to the other
-members travel over this stream, and the coordinator passes them on over connections that it has anyway. The coordinator
-says nothing about a member by not passing on an answer. The operator then calls the member itself, and only the silence
-of that call counts (decision "Agents forward the operator's messages").
+members travel over this stream, and the coordinator passes them on over connections that it has anyway. If the
+coordinator passes on no answer of a member, this does not prove that the member is lost. The operator then calls the
+member itself. Only a member that does not answer this call counts as silent (decision "Agents forward the operator's
+messages").
 """
 
 from __future__ import annotations
@@ -48,9 +49,12 @@ Relayable = protocol.Prepare | protocol.Assign | protocol.Release
 
 @dataclass(frozen=True)
 class Coordinator:
-    """Last agent that reported to be the job's coordinator, and the members that it then said to be in contact with.
+    """Last agent that reported to be the job's coordinator, and the members with which it was in contact.
 
-    After a Prepare, an agent no longer reports that it is the coordinator. It can still pass on the Assign.
+    The coordinator is the agent of rank 0. After the message Prepare, which begins a new round, an agent no longer
+    reports that it is the coordinator. It can still pass on the message Assign, which gives the members their ranks.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
     replica: str = ""
@@ -61,7 +65,7 @@ class Coordinator:
     """Members in the report from which this object was made. Most reports list the same object again."""
 
     def after(self, report: protocol.Report) -> Coordinator:
-        """Return the coordinator after an agent of the job has sent this report."""
+        """Return the coordinator (the agent of rank 0) after an agent of the job has sent this report."""
         if not report.coordinator or (report.replica == self.replica and report.members is self._listed):
             return self
         lost = protocol.FailureReason.MEMBER_LOST
@@ -96,7 +100,7 @@ def parts(replicas: Sequence[str], connected: Callable[[str], bool]) -> list[lis
 
     There are about as many parts as replicas in each part, so the time to pass a message on grows with the square root
     of the number of replicas. A replica is in the same part each time, because the agents of a part reuse their
-    connections to each other. The first replica of a part is connected if the part has a connected one.
+    connections to each other. If the operator is connected to a replica of the part, such a replica comes first.
     """
     count = math.isqrt(len(replicas) - 1) + 1
     made: list[list[str]] = [[] for _ in range(count)]
@@ -119,9 +123,9 @@ async def relay(
 ) -> AsyncGenerator[tuple[str, Answer | None], None]:
     """Ask the agent at `address` to pass a message on to other agents. Yield each replica with its answer.
 
-    A replica is yielded with None if the agent could not pass the message on, or passed on an answer that is not one to
-    this message. The iterator ends after the last answer, after an error, or when no answer arrives for `silence`
-    seconds. It raises nothing. The caller must call each replica without an answer itself.
+    A replica is yielded with None if the agent could not pass the message on, or if the answer does not belong to this
+    message. The iterator ends after the last answer, after an error, or when no answer arrives for `silence` seconds.
+    The iterator raises no error. The caller must call each replica without an answer itself.
 
     Args:
         identity: Parameters of the job's connections.
@@ -177,9 +181,9 @@ async def _passing_on(
 async def _passed_back(
     identity: ConnectionIdentity, address: str, request: Relayable, relayed: protocol.Relayed
 ) -> Answer | None:
-    """Return the answer of a replica that an agent passed back, or None if there is none to this request.
+    """Return the answer of a replica that another agent passed back; None if it does not answer this request.
 
-    The answer is checked, because it comes from another agent than the one that is answered for.
+    The answer is checked, because the agent that passed it back is not the agent that gave it.
     """
     if relayed.error:
         log.info("%s could not call %s: %s", address, relayed.replica, relayed.error)

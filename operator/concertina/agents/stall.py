@@ -48,9 +48,9 @@ def later(view: AgentView, seconds: float) -> AgentView:
 
 
 def begun(view: AgentView, now: float) -> AgentView:
-    """Return the last known state of an agent, for the moment at which the operator begins to open its report stream.
+    """Return the last known state of an agent, as of the time when the operator begins to open its report stream.
 
-    Before that, the stream waited in the operator. This waiting time does not count as silence of the agent.
+    Before this time, the stream waited in the operator. This wait does not count as silence of the agent.
     """
     waited = 0.0 if view.queued_at is None else now - view.queued_at
     wanted_at = now if view.wanted_at is None else view.wanted_at + waited

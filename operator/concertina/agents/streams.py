@@ -232,7 +232,7 @@ class _Silence:
     def broken(self) -> Iterator[None]:
         """Context manager around the handling of a line from an agent, in which the stream does not count as silent.
 
-        A line may wait in this operator, and that is not silence of the agent.
+        A line may have to wait in this operator, and the agent is not silent during this wait.
         """
         self._handles_line = True
         try:

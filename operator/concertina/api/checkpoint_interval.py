@@ -11,7 +11,7 @@ def checkpoint_interval(spec: JobSpec | None, status: JobStatus) -> float | None
 
     This is the shorter of the intervals that follow from `everySeconds` and from `everySteps`. The result is None if
     the job has no checkpoints, or if the interval is not known yet. The duration of a step is that of the last reported
-    step. For `Auto`, the interval is the one that the workers have chosen.
+    step. If the interval is `Auto`, the result is the value that the workers have chosen.
     """
     return min(filter(None, _intervals(spec, status)), default=None)
 
@@ -19,8 +19,8 @@ def checkpoint_interval(spec: JobSpec | None, status: JobStatus) -> float | None
 def unsaved_seconds(spec: JobSpec | None, status: JobStatus, at: float) -> float | None:
     """Return the age of the newest checkpoint in seconds, for a comparison with the checkpoint interval.
 
-    The result is None if there is no checkpoint. If a number of steps determines when the next checkpoint is due, the
-    age is the time of the steps since the newest checkpoint. Time in which the job was suspended is then not included.
+    The result is None if there is no checkpoint. If the interval is a number of steps, the age is the duration of the
+    steps since the newest checkpoint, without time in which the job was suspended.
 
     Args:
         spec: Spec of the job; None if it is invalid.

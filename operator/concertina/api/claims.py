@@ -1,7 +1,7 @@
 """Count the GPUs that the container `trainer` gets from resource claims (DRA), for `workersPerReplica: Auto`.
 
-DRA is Dynamic Resource Allocation. A pod template contains only the names of its claims. The requests are in objects of
-kind ResourceClaimTemplate or ResourceClaim.
+DRA is Dynamic Resource Allocation. A pod template contains only the names of its claims. A ResourceClaimTemplate or
+ResourceClaim object says what a claim requests.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def gpus_of(claim: TrainerClaim, stored: Mapping[str, Any]) -> int:
         stored: Manifest of its ResourceClaimTemplate or ResourceClaim.
 
     Raises:
-        GpusUnknown: When the number is decided only when the claim is allocated.
+        GpusUnknown: When the number is not known before the claim is allocated.
     """
     spec: Mapping[str, Any] = stored.get("spec") or {}
     if claim.from_template:

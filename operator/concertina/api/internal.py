@@ -1,4 +1,4 @@
-"""status.internal: state that only the operator needs, and packed lists of the status."""
+"""status.internal: state that only the operator needs, and lists of the status in a compact form."""
 
 from __future__ import annotations
 

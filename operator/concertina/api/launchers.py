@@ -1,8 +1,8 @@
 """Recognize commands that start a launcher such as torchrun, deepspeed or mpirun. `launcher: Agent` refuses them.
 
 The agent starts the command once per worker. A launcher would start further processes with its own RANK and WORLD_SIZE,
-so that each worker would train separately. The checks only find a launcher if it is certain that the command runs it
-(decision "Refusal of commands that start a launcher"). The agent detects other launchers while they run.
+so that each worker would train separately. The checks report a launcher only if the command certainly runs it (decision
+"Refusal of commands that start a launcher"). The agent detects other launchers while they run.
 
 One check is in Python and one in CEL, for the API server. The API server limits the estimated cost of a CEL rule for
 the longest commands that the schema allows. The checks therefore compare words, read the text of only one word (the
@@ -90,9 +90,9 @@ def in_words(words: Sequence[str]) -> bool:
 
 
 def _leads_on(words: Sequence[str], position: int) -> bool:
-    """Return whether the program that the command runs can still follow after the word at `position`.
+    """Return whether the launcher may still follow in the command after the word at `position`.
 
-    This is so after a wrapper such as `env`, and after the options of a wrapper.
+    It may follow after a wrapper such as `env`, and after a wrapper's options.
     """
     word = words[position]
     if _is_one(words[0], ("env",)) and "=" in word:
@@ -101,7 +101,7 @@ def _leads_on(words: Sequence[str], position: int) -> bool:
 
 
 def _is_number(word: str) -> bool:
-    """Return whether a word is a value such as 10, 0-3 or 1h, and not a script such as 01_train.py."""
+    """Return whether a word is a value such as 10, 0-3 or 1h. A script such as 01_train.py is not a value."""
     return word.startswith(DIGITS) and not word.endswith(".py")
 
 
@@ -127,7 +127,7 @@ def _starts_several(words: Sequence[str], position: int) -> bool:
 
 
 def _is_option(word: str) -> bool:
-    """Return whether a word after `accelerate launch` is an option or an option's value, and not the script."""
+    """Return whether a word after `accelerate launch` is an option or an option's value. The script is neither."""
     is_value = _is_number(word) or word.endswith((".yaml", ".yml")) or word in (*ACCELERATE_VALUES, LAUNCH)
     return is_value or word.startswith("--")
 

@@ -30,5 +30,5 @@ class Verbatim(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     def manifest(self) -> dict[str, Any]:
-        """Return the manifest with the fields that the user wrote."""
+        """Return the manifest with only the fields that the user wrote."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)

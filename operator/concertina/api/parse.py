@@ -245,6 +245,6 @@ def _path(location: tuple[int | str, ...]) -> str:
 def _is_branch(location: tuple[int | str, ...], index: int) -> bool:
     """Return whether a part of pydantic's error location is an alternative of a union.
 
-    A key that a user named `int`, for example, is not an alternative.
+    For example, `int` can be an alternative, but also a key that a user has chosen.
     """
     return index > 0 and location[index] in BRANCHES and location[index - 1] in LARGEST

@@ -1,8 +1,8 @@
 """Rules of the API that concern several fields, each for the API server (in CEL) and for the operator (in Python).
 
-The API server evaluates `cel`, with `self`, and with `oldSelf` for rules about changes. `holds` is the same check in
-Python, for manifests that were stored with an older CRD (decision "Each validation rule is defined in one place").
-Rules about changes exist only in CEL. Rules for fields of spec.trainer are in concertina_trainer.config.
+The API server evaluates the CEL expression `cel`. `holds` is the same check in Python, for manifests that were stored
+with an older CRD (decision "Each validation rule is defined in one place"). Rules about changes (they compare `self`
+with `oldSelf`) exist only in CEL. Rules for fields of spec.trainer are in concertina_trainer.config.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _while_suspended(field: str, *, optional: bool, with_suspend: bool = False) 
 def _of_layout(rule: layouts.LayoutRule) -> SpecRule:
     """Return a rule that makes sure that spec.parallelism fits the configuration of the bundled trainer.
 
-    Most rules hold without spec.parallelism.
+    A job without spec.parallelism satisfies most of these rules.
     """
 
     def holds(spec: JobSpec) -> bool:

@@ -743,15 +743,15 @@ class JobSpec(Model):
 
     @property
     def most_replicas(self) -> int:
-        """Largest valid number of replicas that is at most `spec.replicas`; 0 if no block fits."""
+        """Largest valid number of replicas up to `spec.replicas`; 0 if the parallel layout needs more replicas."""
         return self.replicas - self.replicas % self.replica_step
 
     @property
     def least_replicas(self) -> int:
-        """Smallest valid number of replicas: `minReplicas`, rounded up to whole blocks.
+        """Smallest valid number of replicas: `minReplicas`, rounded up as the parallel layout requires.
 
-        The result is at most `most_replicas`. A block is the smallest number of replicas that the parallel layout
-        needs.
+        The layout divides replicas into blocks of equal size, and only whole blocks can train. The result is at most
+        `most_replicas`.
         """
         floor = min(self.min_replicas, self.most_replicas)
         return min(self.most_replicas, -(-floor // self.replica_step) * self.replica_step)

@@ -522,8 +522,8 @@ class JobStatus(StatusModel):
     def counted_until(self, now: float) -> JobStatus:
         """Return the status with the time that a job at rest has spent until the Unix time `now`.
 
-        The operator counts the time of such a job at its next event, because a write of the status only for this would
-        cost requests for each waiting job.
+        A job at rest has no running workers. The operator updates the time in such a job's status only when something
+        else changes, to save requests for each waiting job.
         """
         bucket, counted = AT_REST.get(self.phase), self.goodput.at
         if bucket is None or counted is None:
@@ -533,7 +533,7 @@ class JobStatus(StatusModel):
 
     @property
     def trouble(self) -> Condition | None:
-        """Condition that says why the job needs a person to act; None if it needs nobody."""
+        """Condition that says why the job needs a person to act; None if no action is needed."""
         return next(filter(None, map(self.true_condition, ACTION_NEEDED)), None)
 
     @property

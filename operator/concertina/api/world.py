@@ -29,7 +29,7 @@ class Distance(enum.StrEnum):
 class Claim(StatusModel):
     """Decision of the operator to begin a round. The status shows the newest claim, which has the highest round number.
 
-    The claim is written to the status before any part of an older round is stopped.
+    The operator writes the claim to the status before it stops workers of an older round.
     """
 
     round: Count = Field(description="Number of the claimed round; it only increases.")
@@ -145,8 +145,8 @@ class World(StatusModel):
     def latest_round(self) -> int:
         """Number of the round that is being formed, or else of the last round; 0 before the first round.
 
-        A claim is the operator's decision to begin a round. A claim that ends the job or its round counts as no new
-        round.
+        A claim is the operator's decision to begin a round. Some claims only end the job or its round. They do not
+        count here.
         """
         return self.claim.round if self.claim and not self.claim.committed else self.round
 

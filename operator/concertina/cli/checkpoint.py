@@ -90,7 +90,7 @@ def _bar(description: str, total: int) -> Iterator[Callable[[int], None]]:
 
 @app.command("list")
 def list_(uri: Run) -> None:
-    """List the finished checkpoints of a run, which one LATEST names, and which one has the lowest evaluation loss."""
+    """List the finished checkpoints of a run, and mark the newest and the one with the lowest evaluation loss."""
     with sentences():
         from concertina_state.checkpoints import catalogue
         from concertina_state.checkpoints.best import BEST, best_of
@@ -227,7 +227,7 @@ def _check_options(to: Format, given: Collection[str]) -> None:
     """Check that each given option applies to the format.
 
     Raises:
-        InvalidInput: When one does not.
+        InvalidInput: When an option does not apply.
     """
     from concertina_state.errors import InvalidInput
 
@@ -279,7 +279,8 @@ def prune(
 ) -> None:
     """Delete old checkpoints and the files of unfinished ones.
 
-    The newest and the best checkpoint that LATEST names, and checkpoints that are being read, are not deleted.
+    The file LATEST names the newest and the best checkpoint. These two and checkpoints that are being read are not
+    deleted.
     """
     with sentences():
         from concertina_state.checkpoints import catalogue

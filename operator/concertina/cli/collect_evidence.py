@@ -147,10 +147,11 @@ async def look(client: Client, namespace: str, name: str, seconds: float) -> Evi
 
 
 async def _job_after(client: Client, namespace: str, name: str, earlier: Raw, seconds: float) -> Raw:
-    """Return the job once the operator has counted `seconds` more of the job's time.
+    """Return the job's manifest once the operator has counted at least `seconds` more of the job's time.
 
-    If the job ends meanwhile, or if LATE_SECONDS have passed, return the job as it is then. The operator counts the
-    time of a job that does not train only when something changes, so such a job is returned at once.
+    If the job ends meanwhile, or if LATE_SECONDS have passed, return the manifest as it is then. While a job does not
+    train, the operator counts its time only when something changes. The manifest of such a job is therefore returned at
+    once.
     """
     deadline = time.monotonic() + (LATE_SECONDS if word(status_of(earlier)) == "Training" else 0.0)
     while True:
@@ -174,7 +175,7 @@ def _is_over(job: Raw) -> bool:
 async def _pods_to_read(
     client: Client, namespace: str, name: str, coordinator: str | None
 ) -> tuple[list[Raw], list[str]]:
-    """Return the running pods whose metrics to read, and sentences about pods that are not read."""
+    """Return the running pods whose metrics are to be read, and a sentence about each pod that is left out."""
     try:
         pods, _ = await client.list_all(PODS, namespace, f"{JOB}={name}")
     except ApiError as error:
@@ -186,7 +187,7 @@ async def _pods_to_read(
 
 
 async def _read_figures(client: Client, namespace: str, pod: Raw) -> AgentFigures | str:
-    """Return the values from the metrics of the pod's agent, or a sentence that says why they are unknown."""
+    """Return the metrics of the pod's agent, or a sentence that says why they are unknown."""
     name = pod["metadata"]["name"]
     try:
         python, _ = agent_command(pod)

@@ -60,7 +60,7 @@ class Readings:
     def earlier(self, job: Raw, now: float) -> Raw | None:
         """Return the earlier reading to compare with `job`.
 
-        The result is None for the first reading, and if no browser has requested the job's page for more than
+        The result is None if there is no earlier reading, or if no browser has requested the job's page for
         MOST_SECONDS.
 
         Args:
@@ -192,7 +192,8 @@ def _page(render: Page, status: int = 200) -> web.Response:
 async def _as_page(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse requests with another host name, and show HTTP errors as a page.
 
-    Another host name can come from a web site that makes the user's browser read the dashboard (DNS rebinding).
+    A malicious web site could otherwise read the dashboard through the user's browser, under the site's own host name
+    (DNS rebinding).
     """
     if request.host.rpartition(":")[0] not in HOSTS and request.host not in HOSTS:
         sentence = f"This is concertina dashboard. It answers only at http://{ADDRESS}."

@@ -132,9 +132,9 @@ class Logs:
         return chosen(pods, preferred)
 
     def _print_lost_log(self, present_pods: Iterable[str]) -> None:
-        """Print the last lines of the replica that failed if its pod no longer exists.
+        """Print the last lines of the failed replica's log, from the job's status, if its pod no longer exists.
 
-        A failed pod is often deleted together with its log, but the job's status contains the last lines.
+        A failed pod is often deleted together with its log.
         """
         failure = self._failure
         if not self._options.since_failure or failure is None or not failure.replica or failure.replica in present_pods:
@@ -178,7 +178,7 @@ class Logs:
             say(f"{pod}: the log ends here: {error}")
 
     async def _started_pods(self) -> AsyncIterator[tuple[str, int | None]]:
-        """Yield each pod whose container `trainer` has started, and the number of last lines to begin with.
+        """Yield each pod whose container `trainer` has started, and how many of the last lines to print first.
 
         A pod is yielded again after each restart of that container. The number is None for all lines since the start.
         """
@@ -207,7 +207,7 @@ class Logs:
 
 
 def chosen(pods: list[Raw], first: Container[str | None]) -> list[Raw]:
-    """Return at most MOST_STREAMS of `pods`, in order of replica index.
+    """Return at most MOST_STREAMS of `pods`, sorted by replica index.
 
     Pods whose names are in `first` are preferred, then pods with low indexes.
     """

@@ -213,7 +213,7 @@ def _data(options: PlanOptions) -> Mapping[str, Any] | None:
     The result is None if the manifests of the data describe the data instead.
 
     Raises:
-        UserError: When a field has another form.
+        UserError: When a field is not valid.
     """
     if options.vocab_size is None and not options.fields:
         return None
@@ -311,9 +311,9 @@ def _run_planning(request: Mapping[str, Any], python: str) -> Any:
 
 
 def _unexpected_answer(python: str, answer: str) -> str:
-    """Return the error message about a `--python` command with an unexpected answer.
+    """Return an error message that says that the `--python` command gave an unexpected answer.
 
-    Such a command runs a different program, prints something else, or has another version of concertina.
+    The command may run a different program, print something else, or have another version of concertina.
     """
     return (
         f"`{python or sys.executable}` did not answer as concertina_trainer.planning of this version does: {answer}. "
@@ -479,7 +479,7 @@ def _traffic_table(estimate: Estimate) -> Table:
 
 
 def _unit(most: float) -> tuple[str, float]:
-    """Return the unit for sizes of up to `most` bytes, such as GB, and the number of bytes in the unit."""
+    """Return a unit in which to show sizes of up to `most` bytes, such as GB, and its number of bytes."""
     return ("GiB", 2.0**30) if most >= 2**30 else ("MiB", 2.0**20)
 
 

@@ -44,9 +44,9 @@ def reproduced(uri: str, step: int, options: ReproductionOptions) -> Reproductio
 
 
 def _find_beginning(checkpoint: StoredCheckpoint) -> Beginning:
-    """Return the newest stored checkpoint from which the job trained on to `checkpoint`.
+    """Return the newest stored checkpoint from which training `checkpoint` again can start.
 
-    If no such checkpoint is left, return the state from which the job began.
+    If no earlier checkpoint of this history is left, return the state from which the job began.
     """
     manifest, folder = checkpoint.manifest, ObjectPrefix(catalogue.run_of(checkpoint.uri))
     locations = found(folder.entries(manifest.uid))[1]

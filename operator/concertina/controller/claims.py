@@ -14,7 +14,7 @@ from concertina_protocol.log import log_event
 
 
 def unread(view: JobView) -> bool:
-    """Return whether the job's number of workers depends on resource claims that the operator has not read yet."""
+    """Return whether the job's number of workers depends on resource claims that have not been read yet."""
     return view.spec is not None and not view.claims_error and bool(trainer_claims(view.spec))
 
 

@@ -1,7 +1,7 @@
 """Reads and writes of the Jobs of `spec.evaluationJob`.
 
-No error here may affect the training: an error of the API server becomes the result of the Job, or the request is
-tried again. For a TrainingJob without the field there are no requests.
+An error here must not affect the training. An error of the API server is stored as the Job's result, or the request is
+repeated. A TrainingJob without the field causes no requests.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from concertina_protocol.log import log_event
 
 
 def look_if_due(client: Client, job: CachedJob, changed: Callable[[str], None]) -> None:
-    """List the Jobs of a TrainingJob in the background, if it has `spec.evaluationJob` and the last look is too old.
+    """List the Jobs of a TrainingJob in the background, if it has `spec.evaluationJob` and the last list is too old.
 
-    After the first look, Jobs are listed only while some of them have not ended. No pass waits for the answer, because
-    a slow API server must not delay a recovery. `changed` is called with the uid of the TrainingJob if there is news.
+    After the first list, Jobs are listed only while some of them have not ended. No planning pass waits for the answer,
+    because a slow API server must not delay a recovery. `changed` is called with the uid of the TrainingJob if a Job
+    has changed.
     """
     view, now = job.view, time.monotonic()
     if view.spec is None or view.spec.evaluation_job is None or job.evaluation_look is not None:
@@ -62,7 +63,7 @@ async def _look(client: Client, job: CachedJob, changed: Callable[[str], None]) 
 
 
 async def create(client: Client, job: CachedJob, action: CreateEvaluationJob) -> None:
-    """Create a Job for a checkpoint. If it can't ever be created, this becomes the Job's result.
+    """Create a Job for a checkpoint. If the Job can never be created, store the error as the Job's result.
 
     Raises:
         PreconditionFailed: When the job no longer has `spec.evaluationJob`.
@@ -96,7 +97,7 @@ async def create(client: Client, job: CachedJob, action: CreateEvaluationJob) ->
 
 
 def _is_of(job: CachedJob, item: Raw) -> bool:
-    """Return whether a Job belongs to this TrainingJob. A label is no evidence, because a user may copy it."""
+    """Return whether a Job belongs to this TrainingJob. A label is not enough, because a user may copy it."""
     return any(owner.get("uid") == job.view.uid for owner in item["metadata"].get("ownerReferences") or ())
 
 

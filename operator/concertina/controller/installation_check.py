@@ -62,7 +62,7 @@ async def _main() -> None:
 
 
 def main() -> None:
-    """Print which parts work. Exit with 1 and an error message if one does not."""
+    """Print which parts work. If a part does not work, exit with status 1 and an error message."""
     try:
         asyncio.run(_main())
     except TimeoutError:

@@ -125,7 +125,7 @@ async def serve(settings: OperatorSettings) -> int:
 
 
 def exporting(on: bool) -> AbstractAsyncContextManager[tracing.Export | None]:
-    """Return a context manager that yields the function which exports traces; None if tracing is off."""
+    """Return a context manager that yields a function for the export of traces, or None if tracing is off."""
     if not on:
         return nullcontext()
     # Import only when needed: the import delays a new operator, which may have to recover jobs.
@@ -371,7 +371,7 @@ class Operator:
         return 0 if done <= {stopped} else 1
 
     def look(self) -> JobCollector:
-        """Return the collector of the jobs' metrics for a scrape, after updating the operator's own gauges."""
+        """Update the operator's gauges for a scrape of Prometheus, and return a collector of the jobs' metrics."""
         metrics.LEADER.labels(LEASE).set(self._lease.held)
         self._queue.set_gauges()
         self._connections.set_gauges()
@@ -384,7 +384,7 @@ class Operator:
     # --- callbacks of the parts -----------------------------------------------------------------------------------
 
     def _lane(self, uid: str) -> Hashable:
-        """Return the job's key for fair scheduling: jobs with different keys take turns."""
+        """Return the group to which the job belongs in the queue of planning passes. Different groups take turns."""
         job = self._cache.job(uid)
         return job.lane if job else None
 
@@ -408,7 +408,8 @@ class Operator:
     def _begin_to_serve(self, namespace: str) -> None:
         """List the jobs of a newly selected namespace.
 
-        The watch has already delivered these jobs, but at a time when this operator did not serve the namespace.
+        The watch has already delivered these jobs, but they were ignored, because the operator did not serve the
+        namespace then.
         """
         listing = asyncio.create_task(self._list_jobs_of(namespace))
         self._listings.add(listing)

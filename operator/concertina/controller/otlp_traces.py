@@ -3,6 +3,8 @@
 A thread of the SDK sends the traces. If the thread can't keep up, traces are dropped, so that no planning pass waits
 for a collector (decision "Traces are dropped, not waited for"). OpenTelemetry's environment variables set the
 destination and other options (docs/tracing.md).
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ async def exporting() -> AsyncIterator[Export]:
 
 
 class _Ids(RandomIdGenerator):
-    """Id generator for OpenTelemetry: each new trace gets the id that is in `trace`."""
+    """Id generator for OpenTelemetry: a new trace gets the id in the attribute `trace`."""
 
     trace = 0
 
@@ -89,7 +91,10 @@ class _Counted(SpanExporter):
 
 
 class _Traces:
-    """Exporter of the traces of rounds, with a bounded queue of spans."""
+    """Exporter of the traces of rounds, with a bounded queue of spans.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._ids, self._counted = _Ids(), _Counted(exporter)

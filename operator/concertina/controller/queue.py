@@ -72,7 +72,7 @@ class KeyedQueue:
         self._open = False
 
     def start(self) -> None:
-        """Start the tasks that call `work`, for keys that were added before and for later ones."""
+        """Start the tasks that call `work` for the keys in the queue, and for keys that are added later."""
         self._open = True
         for key in list(self._entries):
             self.add(key)

@@ -60,9 +60,9 @@ class _Decision:
 def _most_members(job: CachedJob) -> int:
     """Return the largest number of members in a round about which the job's agents may report.
 
-    The number limits the amount of data that the operator accepts from an agent. Pods without an IP address do not
-    count: otherwise, a job with one running pod could request a thousand replicas, and its agent could send the reports
-    of a thousand members.
+    The number limits the amount of data that the operator accepts from an agent. Only pods with an IP address count.
+    Otherwise, a job with one running pod could request a thousand replicas, and its agent could send a thousand
+    members' reports.
     """
     return max(sum(bool(pod.ip) for pod in job.pods.values()), len(job.view.status.world.members))
 
@@ -155,7 +155,7 @@ class Reconciler:
         return decision.plan.recheck_after
 
     def _yield_seconds(self, job: CachedJob, key: bytes | None) -> float:
-        """Return the seconds for which to leave the job to another operator.
+        """Return the seconds for which another operator may manage the job, so that this one does nothing.
 
         The result is 0.0 if this operator has the job's master key, or if no other operator seems to serve the job.
         """
@@ -226,7 +226,7 @@ class Reconciler:
         return _Decision(observed, plan, change, observed_at)
 
     def _say(self, job: CachedJob, plan: Plan) -> None:
-        """Start the plan's calls to agents, and record the plan's events, in the order of plan/actions.py.
+        """Start the plan's calls to agents, and record its Kubernetes events, in the order of plan/actions.py.
 
         Calls and events are sent in the background, so that no planning pass waits for them.
         """

@@ -139,7 +139,7 @@ class _CollectedMetrics(Collector):
 
 @dataclass(frozen=True)
 class _Exposition:
-    """Text of the metrics as a scrape returns it."""
+    """Text of the metrics, in the form in which Prometheus receives it."""
 
     content_type: str
     began: float
@@ -151,8 +151,8 @@ class _Metrics:
     """Endpoint for the operator's metrics.
 
     The text for a thousand jobs takes 0.3 s of processor time and 20 MiB. Only one text is created at a time, and all
-    requests that arrived before get the same text. Then the endpoint pauses for REST times as long as the text took, so
-    that frequent requests can't use up the operator's processor time.
+    requests that arrived before its start get this text. Then the endpoint pauses for REST times as long as the text
+    took, so that frequent requests can't use up the operator's processor time.
     """
 
     def __init__(self, guard: _Guard, looks: Iterable[Look]) -> None:
@@ -169,7 +169,7 @@ class _Metrics:
         return web.Response(body=text.body, headers={"Content-Type": text.content_type})
 
     async def _exposition(self, accept: str) -> _Exposition:
-        """Return the metrics as text. The text is not older than the request."""
+        """Return the metrics as text that is not older than the request."""
         arrived = time.monotonic()
         encode, content_type = choose_encoder(accept)
         async with self._turn:

@@ -56,7 +56,7 @@ class SilenceLimit:
         return last + NAMESPACE_SECONDS - now
 
     def _common_wait(self, namespace: str, now: float) -> float:
-        """Return the seconds until the limit over all namespaces allows to treat a pod of `namespace` as dead."""
+        """Return the seconds until the limit over all namespaces lets a pod of `namespace` count as dead."""
         names = list(self._waiting)
         if namespace not in self._waiting:
             names.append(namespace)

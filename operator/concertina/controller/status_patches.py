@@ -1,7 +1,7 @@
 """Write the status of a job, unless another operator has begun a round since the job was observed.
 
-The status contains a claim: the operator's decision to begin a round. A write fails if the stored claim is not the one
-that the operator observed.
+A round is a period in which a fixed set of replicas trains. The status contains a claim: the operator's decision to
+begin a round. A write fails if the stored claim is not the one that the operator observed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PreconditionFailed(Exception):
 
 @dataclass(frozen=True)
 class StatusChange:
-    """Change of a job's status that a plan requires."""
+    """Change of a job's status, as a plan requires it."""
 
     view: JobView
     tests: list[Raw]

@@ -116,8 +116,8 @@ class WriteQueue:
         """Start the writes that this planning pass has planned, as far as the job's limit on new pods allows.
 
         Writes that are already in progress are not started again. Writes that exceed the limit are planned again by a
-        later pass. A waiting write is dropped if the next pass does not plan it (decision "Queued pod writes follow the
-        latest pass"). Pods that have been created since the observation are left out.
+        later pass. A waiting write is dropped if the next pass does not plan it again (decision "Queued pod writes
+        follow the latest pass"). Pods that have been created since the observation are left out.
         """
         window = self._windows.setdefault(job.view.uid, _Window())
         window.wanted = {_identity(action): action for action in actions}
@@ -179,8 +179,8 @@ class WriteQueue:
 def _excludes(window: _Window, action: Action) -> bool:
     """Return whether the action must wait for other writes of the job.
 
-    Creations of pods and writes that return quota exclude each other. Before the operator returns quota, it counts the
-    job's pods, and this count must stay right until the write is done.
+    Before the operator returns quota to Kueue, it counts the job's pods. No pod may be created between this count and
+    the end of the write.
     """
     if isinstance(action, CreatePod | CreateRendezvous):
         return any(isinstance(key, WORKLOAD_WRITES) for key in window.under_way)
@@ -188,7 +188,7 @@ def _excludes(window: _Window, action: Action) -> bool:
 
 
 def _excludes_others(window: _Window) -> bool:
-    """Return whether a write of the job is in progress that must not run at the same time as others."""
+    """Return whether a write of the job is in progress during which no other write may run."""
     kinds = (CreatePod, CreateRendezvous, *WORKLOAD_WRITES)
     return any(isinstance(key, kinds) for key in window.under_way)
 

@@ -52,14 +52,14 @@ class DemoHistory:
     """Most recently read status of the job."""
 
     def looked(self, status: JobStatus) -> None:
-        """Record a status of the job that was just read."""
+        """Record a status of the job that has just been read."""
         self.status = status
         world, step = status.world, status.progress.step if status.progress else 0
         at_work = world.replicas if show.word(status) in ("Training", "Draining") else 0
         self.samples.append(StatusSample(time.time(), step, at_work, world.round))
 
     def stepped(self, step: StepDoneLine) -> None:
-        """Record a training step whose log line was just read."""
+        """Record a training step whose log line has just been read."""
         self.losses.append(LossPoint(time.time(), step.step, step.loss))
 
     def mark(self, at: float, what: str, text: str) -> None:

@@ -36,10 +36,8 @@ def demo(
 ) -> None:
     """Show a job that loses a node, continues, scales back up and completes, in a local cluster of its own.
 
-    \f
-
     Raises:
-        typer.Exit: Always, with status 1 if a promise was broken.
+        typer.Exit: Always. The status is 1 if a check of the demo failed.
     """
     console = Console()
     start = time.monotonic()

@@ -43,10 +43,9 @@ def write(folder: Path, files: int, size: int) -> list[Path]:
 
 
 def _word(number: int) -> str:
-    """Return the invented word for a number, which is the word's rank by frequency.
+    """Return the invented word for a number. The number is the word's rank by frequency.
 
-    A word has one syllable for each digit of its number, where the base is the number of possible syllables. Frequent
-    words are therefore short.
+    The number is written with the possible syllables as digits. Frequent words are therefore short.
     """
     word = ""
     while number or not word:

@@ -112,9 +112,9 @@ class JobEvidence:
 
     @functools.cached_property
     def window(self) -> Window:
-        """Period to judge: between the readings if the job trained then, otherwise the whole lifetime of the job.
+        """Period that the diagnosis judges: between the two readings, or the job's lifetime if it did not train then.
 
-        Only the recent period shows a problem that began late.
+        The period between the readings is preferred, because it shows problems that began recently.
         """
         recent = self.recent
         return recent if recent is not None and recent.training >= LEAST_SECONDS else self.lifetime

@@ -56,7 +56,10 @@ def slow_checkpoint(evidence: JobEvidence) -> Finding | None:
 
 
 def straggler(evidence: JobEvidence) -> Finding | None:
-    """Check whether the coordinator reports stragglers, or whether ranks wait for slower ranks."""
+    """Check whether the coordinator reports stragglers, or whether ranks wait for slower ranks.
+
+    The coordinator is the agent of rank 0.
+    """
     share = evidence.window.share("straggler")
     marks = evidence.status.stragglers if not evidence.ended else ()
     if not marks and share < problems.STRAGGLER:

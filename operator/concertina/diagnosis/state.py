@@ -82,7 +82,7 @@ def corrupt(evidence: JobEvidence) -> Finding | None:
 
 
 def hang(evidence: JobEvidence) -> Finding | None:
-    """Check whether a hang ended a round within the last hour. A hang that lasts is found by the condition Stalled."""
+    """Check whether a hang ended a round within the last hour. The condition Stalled reports a hang that continues."""
     return _by_last_failure(evidence, Problem.HANG)
 
 
@@ -131,7 +131,7 @@ def _by_rollback(evidence: JobEvidence, reason: str, problem: Problem) -> Findin
 
 
 def _by_last_failure(evidence: JobEvidence, problem: Problem) -> Finding | None:
-    """Return a finding if the given problem caused the last failure, and that failure is at most an hour old.
+    """Return a finding if `problem` caused the last failure and this failure is at most an hour old.
 
     For a job that has ended, the result is None, because the check `failed` covers such jobs.
     """

@@ -62,7 +62,10 @@ async def _steady(watch: JobWatch) -> JobStatus:
 
 
 def _has_wanted_size(status: JobStatus) -> bool:
-    """Return whether as many replicas train as the spec requests. The size in the status has the form 6/8."""
+    """Return whether as many replicas train as the spec requests.
+
+    The status shows both numbers, in the form 6/8.
+    """
     have, _, want = status.world.size.partition("/")
     return have == want
 
@@ -107,7 +110,7 @@ class Recording:
             self._missing_event = str(error)
 
     async def to_the_end(self, expect: Expect) -> None:
-        """Wait, after the revert of the fault, until the job has all its replicas again and reports no fault."""
+        """After the revert of the fault, wait until the job has all its replicas again and reports no fault."""
         reverted = time.time()
         watch, rounds = self._watch, self._before.world.round
         try:

@@ -56,6 +56,8 @@ class DrillObservation:
 
     `before`, `after` and `end` are numbers of replicas that train: before the injection, in the first round after it,
     and at the end.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
     seconds: Seconds
@@ -109,7 +111,7 @@ def evaluate(scenario: str, job: str, done: str, expect: Expect, observation: Dr
 
 
 def positions(observation: DrillObservation) -> str:
-    """Return a sentence on whether samples were skipped or repeated.
+    """Return a sentence that says whether samples were skipped or repeated.
 
     The first step of a round must follow directly after the step of the state that was restored.
     """

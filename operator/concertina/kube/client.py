@@ -70,8 +70,8 @@ class _PageTooLarge(Exception):
 async def once_reachable(purpose: str, ask: Callable[[], Awaitable[T]]) -> T:
     """Send a request with `ask`, and repeat it while the API server is unreachable. Return the result.
 
-    Callers that can do nothing without the result use this function. Waiting is better than a process that ends and is
-    restarted with increasing delays. Errors other than Unreachable are raised.
+    Use this function if the process can do nothing without the result. If the process ended instead, the kubelet would
+    restart it with increasing delays. Errors other than Unreachable are raised.
     """
     failures = 0
     while True:
@@ -180,7 +180,7 @@ class Client:
         return await self._json("POST", resource, resource.path(namespace), params=params, body=body)
 
     async def create_below(self, resource: Resource, namespace: str, name: str, subresource: str, body: Raw) -> Raw:
-        """Send a POST request to a subresource of an object, for example to evict a pod."""
+        """Send a POST request to a subresource of an object. An eviction of a pod is an example."""
         return await self._json("POST", resource, resource.path(namespace, name, subresource), body=body)
 
     async def replace(self, resource: Resource, namespace: str | None, name: str, body: Raw) -> Raw:
@@ -414,8 +414,8 @@ class Client:
         """Return a page of a list and its size in bytes.
 
         Raises:
-            _PageTooLarge: When the page is too large. There is no limit if `single` is true, which means that the page
-                was requested with one object.
+            _PageTooLarge: When the page is too large. If `single` is true, the page was requested with one object, and
+                has no limit.
         """
         with metrics.request_seconds("GET", self._host, resource.plural).time():
             return await self._answer("GET", resource, path, params, most_bytes=None if single else MOST_PAGE_BYTES)
@@ -560,7 +560,7 @@ def _event(line: bytes) -> tuple[str, Raw]:
     """Return the event in a line of a watch.
 
     Raises:
-        Unreachable: When the line is not an event. The stream was then cut off within the line.
+        Unreachable: When the line is not an event, because the stream broke within the line.
     """
     try:
         event = deep_json.loads(line)

@@ -1,7 +1,7 @@
 """JSON decoder and encoder that accept deeply nested objects.
 
-The API server stores objects with ten thousand levels of nesting. Python's decoder fails at a tenth of that, and then
-for the whole list that contains such an object. kopf copies decoded objects and fails even earlier.
+The API server stores objects with ten thousand levels of nesting. Python's decoder fails at a tenth of this depth. One
+such object then makes a whole list unreadable. kopf copies decoded objects, and fails at an even smaller depth.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class Server:
     def _ready(self) -> bool:
         """Return whether the server responds for all buckets.
 
-        The requests are not signed. The server refuses them with status 403 if the bucket exists, and answers 404
+        The method sends unsigned requests. The server answers them with status 403 if the bucket exists, and with 404
         otherwise.
         """
         return all(self._status(bucket) in (200, 403) for bucket in self._settings.buckets or [""])
@@ -231,7 +231,7 @@ def _weed() -> str:
 
 
 def _free_ports() -> dict[str, int]:
-    """Return a free port for each part of SeaweedFS. The admin's gRPC port must be its port plus 10000."""
+    """Return a free port for each part of SeaweedFS. SeaweedFS requires that admin.grpc = admin + 10000."""
     while True:
         names = [f"{part}.{kind}" for part in _PARTS for kind in ("port", "port.grpc")]
         ports = dict(zip(names, processes.free_ports(_ADDRESS, len(names)), strict=True))

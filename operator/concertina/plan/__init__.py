@@ -1,1 +1,1 @@
-"""Decision functions of the operator, one policy per file. All are pure: no clock, no I/O and no logging."""
+"""Decision functions of the operator, one policy per file. They read no clock, do no I/O and write no log."""

@@ -15,6 +15,8 @@ The shell (`concertina.controller.reconcile`) applies a Plan in this order:
 A new claim is therefore in the status before any agent gets the Prepare call for it. A committed claim (with the
 members of the round) is in the status before any agent gets its Assign call. A job can recover even if its pods can't
 be created.
+
+The message Prepare asks a replica to join the next round. A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -236,7 +238,7 @@ class DropWorkload:
 
 @dataclass(frozen=True)
 class ReportPodsReady:
-    """Set the PodsReady condition of a Workload. Kueue waits for this condition if `waitForPodsReady` is configured."""
+    """Set the PodsReady condition of a Workload. Kueue needs it if `waitForPodsReady` is configured."""
 
     key: WorkloadKey
     ready: bool
@@ -253,8 +255,10 @@ class Send:
 
     The operator does not repeat a call that is in progress or answered. Calls are the same if their kind, their round
     and their claim (the operator's decision to begin the round) are equal. There are two exceptions. A call that failed
-    (`Call.error`) is sent again. A Drain call is sent again if the drain must now end with a durable checkpoint. The
-    agent's `AgentView` lists the call from the moment at which the operator sends it.
+    (`Call.error`) is sent again. A Drain call is sent again if the drain must now end with a durable checkpoint. From
+    the moment at which the operator sends the call, the agent's `AgentView` lists it.
+
+    In a drain, all ranks stop after the same step. A round is a period in which a fixed set of replicas trains.
     """
 
     replica: str
@@ -290,6 +294,8 @@ class SpanName(enum.StrEnum):
     """Name of a span in a round's trace.
 
     The names of the start phases, GROUP to FIRST_STEP, are the keys of `Progress.timeline`.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
     ROUND = "round"

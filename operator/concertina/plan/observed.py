@@ -82,7 +82,7 @@ class JobView:
 class PodPhase(enum.StrEnum):
     """Phase of a pod as in Kubernetes, with one exception.
 
-    A pod whose trainer container has ended counts as ended, although other containers still run.
+    If a pod's trainer container has ended, the pod counts as ended, even if its other containers still run.
     """
 
     PENDING = "Pending"
@@ -183,7 +183,7 @@ class PodView:
 
 
 class BlockedBy(enum.Enum):
-    """Reasons why a waiting job can't start even if other jobs release resources. Users see the values."""
+    """Reasons why a waiting job can't start even if other jobs release resources. The values are shown to users."""
 
     EXCLUDED = "no node can run its pods, even if the node is empty"
     TOO_LARGE = "all nodes together can't run as many pods as it needs, even if the nodes are empty"
@@ -294,8 +294,8 @@ class Call:
     def covers(self, new: Call) -> bool:
         """Return whether this call makes the call `new`, of the same kind, unnecessary.
 
-        Both calls must ask for the same thing. If this call is already answered, both calls must also name the same
-        candidates.
+        Both calls must have the same content. The lists of candidates (replicas that may join the round) may differ,
+        unless this call is already answered.
         """
         is_same_request = (self.round, self.claim, self.request) == (new.round, new.claim, new.request)
         answered = self.done_at is not None and not self.error
@@ -361,7 +361,7 @@ class AgentView:
         return self.wanted_at if self.lost_at is None else self.lost_at
 
     def silent_for(self, now: float) -> float | None:
-        """Return the seconds for which the agent has not been connected, without delays that the operator causes.
+        """Return the seconds for which the agent has not been connected. Delays that the operator causes do not count.
 
         The result is None if the operator never wanted a stream to the agent.
         """
@@ -369,7 +369,10 @@ class AgentView:
         return None if self.silent_since is None else until - self.silent_since
 
     def prepare_of(self, claim: Claim) -> Call | None:
-        """Return the Prepare call for the given claim (decision to begin a round), or None if it was not sent."""
+        """Return the Prepare call for the given claim (decision to begin a round), or None if it was not sent.
+
+        The message Prepare asks a replica to join the next round.
+        """
         return self.prepare if self.prepare and self.prepare.is_of(claim) else None
 
     def release_of(self, claim: Claim) -> Call | None:

@@ -1,21 +1,23 @@
 """One planning pass: from the observation of a job to everything that the operator should do.
 
-A pass uses four tables:
+A planning pass uses four tables:
 
 - POLICIES are called in order, and the first policy that returns a decision wins. The decision contains the phase of
   the job with its reason, a new round that the operator begins or commits, calls to agents, and what to do with the
   pods.
-- REMARKS can each add to the decision. They run after the pods are planned.
+- REMARKS are functions that can add to the decision. They run after the pods are planned.
 - FIELDS (`status.fields`) compute the new status.
 - EVENTS report what has changed in the status.
 
-Between passes, the operator remembers nothing except the status, what agents reported and what the API server shows.
-The first pass of a restarted operator is therefore like any other pass.
+Between passes, the operator remembers only the status, the agents' reports and the objects in the API server. The first
+pass of a restarted operator is therefore like any other pass.
 
 A recovery takes three passes. In the first pass, the coordinator (the agent of rank 0) has reported a failure, and the
 operator asks all replicas to prepare for a new round (Prepare calls). In the second pass, the last answer has arrived,
 and the operator commits the round and gives the members their ranks (Assign calls). In the third pass, the new round
 has finished its first step, and the job's phase becomes Training.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -210,13 +212,15 @@ def _watch(ctx: JobContext, decision: Decision) -> dict[str, str]:
     These streams should be open:
 
     - the stream to the coordinator, even while its pod is being deleted;
-    - streams to replicas outside of the round, which report when they are ready. This includes a replica that counts as
-      dead because it is silent, until its pod is gone. Without a stream, its silence would prove nothing;
+    - streams to replicas outside of the round, which report when they are ready. A replica that counts as dead because
+      it is silent is included until its pod is gone: without a stream, its silence would prove nothing;
     - streams to members that may be lost: if they don't answer this operator either, the next round does not wait for
       them;
     - streams to all replicas, while the operator doubts that the coordinator is alive.
 
     Jobs with torchrun have no agents, and so no streams.
+
+    The coordinator is the agent of rank 0.
     """
     if decision.pods is not Pods.WANTED or ctx.spec.launcher is Launcher.TORCHRUN:
         return {}

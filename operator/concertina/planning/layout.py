@@ -17,7 +17,7 @@ from concertina_trainer.planning.description import Description
 
 
 class DerivedGroup(enum.StrEnum):
-    """Kind of group that is no dimension of the layout, such as the ranks that share the experts of a model.
+    """Kind of group that is no dimension of the layout. An example is the ranks that share the experts of a model.
 
     The ranks of such a group come from groups of several dimensions.
     """
@@ -81,7 +81,7 @@ class ParallelLayout:
 
     @property
     def recomputed_flops(self) -> float | None:
-        """Operations of one element that activation checkpointing repeats. None: not known for a custom model."""
+        """Operations for one element that activation checkpointing repeats; None if unknown (custom models)."""
         activations = self.trainer.memory.resolved_activations
         if self.own is None:
             return recomputed_flops(self.trainer.model, activations)
@@ -122,7 +122,7 @@ class ParallelLayout:
         return max(1, min(degree, self.per_node // stride))
 
     def expert_place(self, rank: int) -> int:
-        """Return which part of the experts (in a mixture of experts) a rank has, from 0.
+        """Return the number, from 0, of the part of the experts (of a mixture of experts) that a rank has.
 
         There are `parallelism.expert` parts.
         """

@@ -1,4 +1,4 @@
-"""Matrices that one rank orthogonalizes in a step with Muon, and what their gathering sends."""
+"""Matrices that one rank orthogonalizes in a step with the optimizer Muon, and the traffic to gather them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Matrices:
 
 
 def flops(layout: ParallelLayout) -> float:
-    """Return the operations with which one rank orthogonalizes matrices in a step. They are 0 without Muon."""
+    """Return the operations with which one rank orthogonalizes matrices in a step; 0 without Muon."""
     if layout.trainer.optimizer.kind.others is None:
         return 0.0
     if layout.own is not None:
@@ -42,7 +42,7 @@ def flops(layout: ParallelLayout) -> float:
 
 
 def traffic(layout: ParallelLayout) -> list[Traffic]:
-    """Return what ranks send to gather matrices, and to make the results of copies equal. It is empty without Muon.
+    """Return the traffic to gather matrices, and to make the results on copies equal; empty without Muon.
 
     FSDP's ranks gather what a tensor group has divided, and then the tensor group gathers the matrices, in float32.
     """
@@ -68,7 +68,7 @@ def traffic(layout: ParallelLayout) -> list[Traffic]:
 
 
 def _traffic(dimension: Dimension, name: str, ranks: int, matrices: Sequence[Matrices], parts: int = 1) -> Traffic:
-    """Return the traffic of one part of each of the matrices, of which there are `parts`."""
+    """Return the traffic of one part of each matrix. There are `parts` parts."""
     size = HELD * sum(each.elements for each in matrices) / parts
     return Traffic(dimension, name, ranks, sum(each.count for each in matrices), size, exposed=True)
 

@@ -69,7 +69,7 @@ def least_memory(layout: ParallelLayout) -> float:
     """Return a lower bound of the bytes that a rank needs.
 
     If a GPU has less memory than this bound, the layout is impossible. The bytes of the state are exact. For the
-    decoder's activations, the bound counts what every schedule needs.
+    decoder's activations, the bound counts only the memory that every pipeline schedule needs.
     """
     model, parallelism, plan = layout.trainer.model, layout.parallelism, batch(layout)
     weights = rank_weights(layout)

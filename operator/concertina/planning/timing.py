@@ -84,7 +84,7 @@ def bubble_share(layout: ParallelLayout, microbatches: int) -> float:
 def link(layout: ParallelLayout, part: Traffic, gpu: Gpu, fabric: float) -> float:
     """Return the rate, in bytes per second, at which a rank sends the traffic `part`.
 
-    A ring over several nodes uses the network links of all GPUs that a node has in the group.
+    If the group's ring spans several nodes, each node uses the network links of all its GPUs in the group.
     """
     if not layout.crosses(part.dimension):
         return gpu.nvlink * REACHED
@@ -128,8 +128,8 @@ def step_time(layout: ParallelLayout, gpu: Gpu, fabric: float) -> StepTime:
     def unhidden_seconds(seconds: float) -> float:
         """Return the seconds that do not overlap with computation.
 
-        Nothing overlaps with the gathering of the first block's weights and the reduction of the last block's
-        gradients.
+        The gathering of the first block's weights and the reduction of the last gradients can't overlap with
+        computation.
         """
         return max(0.0, seconds - compute) + min(seconds, compute) / (layout.blocks / parallelism.pipeline + 1)
 

@@ -142,7 +142,7 @@ def traffic(layout: ParallelLayout) -> list[Traffic]:
 
 
 def host_bytes(layout: ParallelLayout) -> float:
-    """Return the bytes that are copied between device and host memory in a step. They are 0 without offloading.
+    """Return the bytes that are copied between device and host memory in a step; 0 without offloading.
 
     Weights and gradients are copied in float32. Weights are copied for each all-gather, and gradients for each
     reduction.
@@ -235,9 +235,9 @@ def _of_tensor_groups(layout: ParallelLayout, plan: BatchPlan, residual: float) 
 def _gathers_of_half(activations: Activations, overlapped: bool) -> int:
     """Return the number of all-gathers and reduce-scatters of one attention or feed-forward layer.
 
-    The forward and the backward pass have one of each. Recomputation repeats those of the forward pass. With
-    `overlapped` matrix products, the backward pass gathers the layer's input once more, and the setting `products` for
-    activations keeps the results, so that they are not gathered again.
+    The forward pass has one all-gather and one reduce-scatter, and so has the backward pass. Recomputation repeats
+    those of the forward pass. With `overlapped` matrix products, the backward pass gathers the layer's input once more.
+    With the setting `products` for activations, the results are kept and not gathered again.
     """
     is_recomputed = activations is Activations.recompute or (activations is Activations.products and not overlapped)
     return 4 + 2 * is_recomputed + overlapped

@@ -164,7 +164,7 @@ def _curves(body: xml.Element, evidence: JobEvidence) -> None:
 
 
 def _not_undone(points: Iterable[S]) -> Sequence[S]:
-    """Return the points of steps that count. Points are left out if the same step was trained again later."""
+    """Return the points without those of steps that were trained again later."""
     valid_points: list[S] = []
     for point in points:
         while valid_points and valid_points[-1].step >= point.step:

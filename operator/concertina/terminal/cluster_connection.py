@@ -70,7 +70,7 @@ def call(command: Coroutine[Any, Any, int | None]) -> None:
 
 
 async def _ungrouped(command: Coroutine[Any, Any, T], expected_types: tuple[type[Exception], ...]) -> T:
-    """Run a command. If it raises a group of expected errors only, raise just the first of these errors.
+    """Run a command. If it raises a group that contains only expected errors, raise the first of these errors.
 
     Task groups raise such groups. A BrokenPipeError is an expected error too, and typer handles it.
 

@@ -1,6 +1,7 @@
 """Log lines of replicas, with the round and the rank of each line. Pure.
 
-When an agent starts a worker, it writes a log line that contains the round and the rank.
+A round is a period in which a fixed set of replicas trains. When an agent starts a worker, it writes a log line that
+contains the round and the rank.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ _LONGEST_LINE = 16_384
 
 @dataclass(frozen=True)
 class LogEntry:
-    """One line of a replica's log, with its time, round and rank."""
+    """One line of a replica's log, with its time, round and rank.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     at: str
     """Time of the line in RFC 3339. Empty if it is unknown."""

@@ -48,7 +48,7 @@ def word(status: JobStatus) -> str:
 
 
 def said(status: JobStatus) -> str:
-    """Return the message with which the operator describes the job's state."""
+    """Return the message of the condition that describes the job's present state."""
     ready = status.condition("Ready")
     return f"{ready.reason}: {ready.message}" if ready else "nothing yet"
 

@@ -1,4 +1,4 @@
-"""Facts that an agent knows, and what is derived from them: its state, its report, and whether it may exit.
+"""Facts that an agent knows, and values derived from them: its state, its report, and whether it may exit.
 
 The module has no side effects. Only the functions in `steps` change the facts.
 """
@@ -78,7 +78,7 @@ class AgentState:
     def state(self) -> OwnState:
         """State of this agent's own part in its round, such as running or failed (see `states`).
 
-        The states of the other members do not matter. `reported` takes them into account.
+        The states of the other members have no influence here, unlike in `reported`.
         """
         r = self.round
         if r is None:
@@ -103,6 +103,8 @@ class AgentState:
         The state `starting` is reported as `running`. A coordinator reports the end of a round only when every member
         has ended and the checkpoint that this end requires is in storage. A coordinator reports a failure only when the
         failure's cause is known.
+
+        The coordinator is the agent of rank 0.
         """
         own, r = self.state, self.round
         if r is None or r.coordinator is None or own not in OVER:
@@ -114,7 +116,7 @@ class AgentState:
         return OwnState.DRAINING if r.drain is not None else OwnState.RUNNING
 
     def is_durable(self, r: Membership, coordinator: Coordinator, own: OwnState) -> bool:
-        """Return whether the end of this round no longer has to wait for a checkpoint in storage.
+        """Return whether the end of this round need not wait (any more) for a checkpoint in storage.
 
         If the end requires a checkpoint, the wait is over once storage has that checkpoint. After a drain, in which all
         ranks stopped after the same step, the wait is also over if a member is lost whose shards are not all in
@@ -167,10 +169,10 @@ class AgentState:
         )
 
     def beat(self) -> p.MemberState:
-        """Return the heartbeat that this agent, as the coordinator, sends to its members.
+        """Return the heartbeat that this agent, as the coordinator (the agent of rank 0), sends to its members.
 
-        The heartbeat is equal to `member_state`, with one exception: the states succeeded and drained are sent only if
-        they apply to all members of the round.
+        In a drain, all ranks stop after the same step. The heartbeat is equal to `member_state`, with one exception:
+        the states succeeded and drained are sent only if they apply to all members of the round.
         """
         state = self.member_state()
         if state.state not in (p.State.SUCCEEDED, p.State.DRAINED):
@@ -239,10 +241,10 @@ class AgentState:
     def at_rest(self) -> bool:
         """Return whether this agent can exit without losing a state that a later round may need.
 
-        Unless the state is in storage too, the agent must not exit in these cases:
+        If the state is not in storage, the agent must not exit in these cases:
 
         - The agent has reported its snapshots for a new round, and the operator has not sent a Release yet.
-        - The replica that keeps copies of the agent's state departs too.
+        - The replica that keeps copies of the agent's state is about to exit too.
         """
         r = self.round
         if r is None:
@@ -257,8 +259,8 @@ class AgentState:
     def leaving(self) -> tuple[str, ...]:
         """Return the members that have a termination notice and must depart.
 
-        The coordinator knows about the notices from each member's state. Other members know about them from the
-        coordinator's heartbeats.
+        The coordinator is the agent of rank 0. The coordinator knows about the notices from each member's state. Other
+        members know about them from the coordinator's heartbeats.
         """
         r = self.round
         if r is None:
@@ -268,8 +270,10 @@ class AgentState:
     def _is_last_holder(self, r: Membership) -> bool:
         """Return whether this agent may be the only remaining agent that has the training state of its shards.
 
-        Such an agent must not exit yet. Termination notices often come in groups. As long as the coordinator has not
-        reported which other members depart, the result is True to be safe.
+        Such an agent must not exit yet. Several replicas often get termination notices at the same time. The result is
+        therefore True until the coordinator has reported which other members depart.
+
+        The coordinator is the agent of rank 0.
         """
         names = [member.replica for member in r.assign.members]
         leaving, durable = set(self.leaving()), r.drain is not None and r.drain.order.durable
@@ -282,7 +286,7 @@ class AgentState:
         return bool(leaving & {names[r.me - 1], names[(r.me + 1) % len(names)]} - {self.replica})
 
     def all_succeeded(self) -> bool:
-        """Return whether the whole round has succeeded, as the coordinator reports.
+        """Return whether the coordinator (the agent of rank 0) has reported that the whole round has succeeded.
 
         All agents of the round then exit with code 0.
         """

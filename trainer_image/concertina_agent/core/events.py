@@ -117,14 +117,17 @@ class WorkerExited:
 
 @dataclasses.dataclass(frozen=True)
 class MemberMessage:
-    """Event on the coordinator: a member of the round has sent a message on its stream to the coordinator."""
+    """Event on the coordinator: a member of the round has sent a message on its stream to the coordinator.
+
+    The coordinator is the agent of rank 0.
+    """
 
     state: p.MemberState
 
 
 @dataclasses.dataclass(frozen=True)
 class MemberGone:
-    """Event on the coordinator: a member is lost.
+    """Event on the coordinator (the agent of rank 0): a member is lost.
 
     The member's stream broke and its agent could not be reached, or the member sent an invalid message.
     """
@@ -137,9 +140,9 @@ class MemberGone:
 
 @dataclasses.dataclass(frozen=True)
 class CoordinatorJoined:
-    """Event on a member: the coordinator has accepted its Join.
+    """Event on a member: the coordinator (the agent of rank 0) has accepted its Join.
 
-    The event occurs again each time a broken stream is replaced.
+    The event occurs again each time a new stream replaces a broken one.
     """
 
     round: int
@@ -148,7 +151,10 @@ class CoordinatorJoined:
 
 @dataclasses.dataclass(frozen=True)
 class CoordinatorMessage:
-    """Event on a member: the coordinator has sent a message, which is Drain, StopAt, DurableMoved or a MemberState."""
+    """Event on a member: the coordinator has sent a message, which is Drain, StopAt, DurableMoved or a MemberState.
+
+    The coordinator is the agent of rank 0. In a drain, all ranks stop after the same step.
+    """
 
     round: int
     claim: str
@@ -157,7 +163,7 @@ class CoordinatorMessage:
 
 @dataclasses.dataclass(frozen=True)
 class CoordinatorGone:
-    """Event on a member: the coordinator is lost.
+    """Event on a member: the coordinator (the agent of rank 0) is lost.
 
     The stream broke and could not be opened again, or the coordinator refused this agent's Join permanently.
     """
@@ -171,8 +177,8 @@ class CoordinatorGone:
 class PeerCopied:
     """Event: another replica has copied a shard that a worker of this agent has saved.
 
-    The members form a ring, in which each member copies the previous member's shards. So the copy is on the next
-    member.
+    The members form a ring, in which each member copies the previous member's shards. The other replica is therefore
+    the next member of the ring.
     """
 
     id: p.SnapshotId
@@ -219,7 +225,7 @@ class StorageSeen:
 
 @dataclasses.dataclass(frozen=True)
 class TrackingSeen:
-    """Event: the tracking tool, such as MLflow, has started or stopped accepting records of the run."""
+    """Event: the tracking tool, such as MLflow, has begun or ceased to accept records of the run."""
 
     trouble: str
     """Sentence about why the tracking tool does not accept records, or "" if it does."""
@@ -268,7 +274,7 @@ class WarmStartKnown:
 
 @dataclasses.dataclass(frozen=True)
 class WorldsSeen:
-    """Event: the agent knows whether each worker of this round trains separately, without the other workers."""
+    """Event: the agent has found out whether each worker of this round trains separately from the others."""
 
     round: int
     mismatch: str
@@ -366,6 +372,8 @@ class KillWorkers:
     If a worker's process can continue in the next round, the agent asks the process to leave its round. The agent kills
     all other workers by SIGKILL. It also closes the c10d store and the streams between coordinator and members, and
     cancels copies and uploads. If the effect occurs again for the same round, the agent carries it out again.
+
+    The coordinator is the agent of rank 0.
     """
 
     round: int
@@ -400,9 +408,9 @@ class Reply:
 class StartRound:
     """Effect: start the workers of this replica for a round. `members[me]` of the round is this replica.
 
-    If `coordinator` is set, this agent serves the round's c10d store at the port that was bound. Otherwise, this agent
-    closes the port and sends a Join to the coordinator (members[0]). The Join is repeated until the coordinator accepts
-    it or the round is over.
+    The coordinator is the agent of rank 0. If `coordinator` is set, this agent serves the round's c10d store at the
+    port that was bound. Otherwise, this agent closes the port and sends a Join to the coordinator (members[0]). The
+    Join is repeated until the coordinator accepts it or the round is over.
     """
 
     assign: p.Assign
@@ -452,7 +460,10 @@ class SignalWorkers:
 
 @dataclasses.dataclass(frozen=True)
 class Broadcast:
-    """Effect on the coordinator: send a message to all members of this round, or, if `only` is set, to this replica."""
+    """Effect on the coordinator: send a message to all members of this round, or, if `only` is set, to this replica.
+
+    The coordinator is the agent of rank 0.
+    """
 
     message: Union[p.Drain, p.StopAt, p.DurableMoved]
     only: str = ""
@@ -479,6 +490,8 @@ class Publish:
 
     The uploader writes the checkpoint's manifest, and then its name to the file LATEST, from which jobs continue.
     Failed attempts are repeated.
+
+    The coordinator is the agent of rank 0.
     """
 
     id: p.SnapshotId
@@ -487,7 +500,7 @@ class Publish:
 
 @dataclasses.dataclass(frozen=True)
 class Undo:
-    """Effect on the coordinator: apply a rollback to storage, then emit StorageSeen.
+    """Effect on the coordinator (the agent of rank 0): apply a rollback to storage, then emit StorageSeen.
 
     If the file LATEST names a checkpoint that the rollback has undone, LATEST is changed. Failed attempts are repeated,
     even after the end of the round. Until one succeeds, no checkpoint is published.

@@ -18,21 +18,20 @@ Rules for requests:
   operator's decision to begin a round. The agent writes the highest round to the volume before the round has any
   effect, and reads it after a restart.
 - A Prepare of a higher round leads to PersistSeen, KillWorkers, BindStore and PingPeers. So does a Prepare of the same
-  round after a restart. The Reply follows only after WorkersGone, StoreBound and Reached.
-- The same Prepare again gets the same answer and kills nothing. If a repeated Prepare has other candidates, and the
-  Assign has not arrived yet, the agent sends another Ping to these candidates.
+  round after a restart. The agent sends the Reply only after the events WorkersGone, StoreBound and Reached.
+- If the same Prepare arrives again, the agent gives the same answer and kills no workers. If a repeated Prepare has
+  other candidates, and the Assign has not arrived yet, the agent sends another Ping to these candidates.
 - An Assign leads to StartRound once, if this (round, claim) is prepared and the Assign names the agent's instance id.
-  The same Assign again is accepted.
+  If the same Assign arrives again, the agent accepts it without effect.
 
 Rules for the end of a round:
-- Only two events kill workers: a Prepare, and the end of a command's grace period. So the workers of a round that has
-  failed stay until the next Prepare.
+- Only two events kill workers: a Prepare, and the end of a command's grace period. After a round has failed, its
+  workers therefore still exist until the next Prepare.
 - The coordinator collects MemberState lines. A member is lost (MemberLost) if it is silent, its stream stays broken, or
   it does not join. In the same way, a member can lose the coordinator (CoordinatorLost).
 - The cause of a round's end is a failure that is not a consequence of a lost connection to another rank. Failures that
-  are such consequences are `secondary`.
-  If all failures look like consequences, the coordinator reports none for SETTLE_SECONDS, because the cause usually
-  arrives in that time.
+  are such consequences are `secondary`. If all failures look like consequences, the coordinator reports none for
+  SETTLE_SECONDS, because the cause usually arrives in that time.
 - An agent is drained when, after a drain, its workers have ended and another replica has copied their last snapshot, or
   the grace period is over. The coordinator reports drained when every member is drained. If the drain is `durable`, the
   checkpoint of that step must also be in storage, unless a member was lost before it had uploaded its shard.
@@ -47,6 +46,9 @@ Rules for snapshots:
 - At the Assign of a new round, snapshots are deleted that are later than the step from which the round continues.
 - Snapshots of older rounds are deleted when this round has a snapshot whose shards are all copied to another replica.
   Rank 0 reports this, and the coordinator's heartbeats pass it on.
+
+The coordinator is the agent of rank 0. In a drain, all ranks stop after the same step. A snapshot is a copy of the
+training state in node memory.
 """
 
 from __future__ import annotations
@@ -90,9 +92,10 @@ def step(agent: AgentState, event: e.Event, now: float, at: float = 0.0) -> list
 
 
 def _leave(agent: AgentState, t: e.Moment) -> list[e.Effect]:
-    """Return an Exit if this agent may exit, because the round has succeeded or because of a termination notice.
+    """Return an Exit if this agent may exit: the round has succeeded, or the agent has a termination notice.
 
-    The coordinator determines whether the round has succeeded, and tells the other members in its heartbeats.
+    The coordinator is the agent of rank 0. The coordinator determines whether the round has succeeded, and tells the
+    other members in its heartbeats.
     """
     r, notice = agent.round, agent.notice
     if r is not None:

@@ -1,6 +1,8 @@
 """Index of the snapshots that an agent has. It also selects the snapshots that the agent must delete.
 
 The module has no side effects. `files.snapshot_files` handles the files themselves.
+
+A snapshot is a copy of the training state in node memory.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ COPY_SLOTS = 2
 class SnapshotIndex:
     """Index of the shards in this agent's volume, keyed by the id of their snapshot.
 
-    The volume has space for a fixed number of snapshots of each shard. A new snapshot overwrites the oldest one, and
-    the index then forgets the oldest one too.
+    A snapshot is a copy of the training state in node memory. The volume has space for a fixed number of snapshots of
+    each shard. A new snapshot overwrites the oldest one, and the index then forgets the oldest one too.
     """
 
     def __init__(self, snapshots: Iterable[HeldSnapshot] = ()) -> None:
@@ -43,8 +45,8 @@ class SnapshotIndex:
     def before(self, round: int, restore: Restore) -> Optional[SnapshotId]:
         """Return the newest snapshot of earlier rounds that is older than the snapshot that `round` restores, or None.
 
-        The agent keeps this snapshot until the round has restored its state, because the restored snapshot may turn out
-        to be damaged.
+        The agent keeps this snapshot until the round has restored its state, because the snapshot to restore may be
+        damaged.
         """
         older = (id for id in self._lower(round) if id.step <= restore.step and id != restore.id)
         return max(older, key=lambda id: (id.round, id.step), default=None)

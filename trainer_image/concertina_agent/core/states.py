@@ -1,19 +1,24 @@
 """States of an agent, and the transitions between them that are allowed.
 
-A state is not stored. It is derived from facts (`AgentState.state`), so it cannot be outdated. TRANSITIONS checks that
-the facts are consistent: after each event, `machine.step` compares the state before and after, and a change that no row
-allows yields the effect IllegalTransition. The table follows from two rules:
+A state is not stored but derived from facts (`AgentState.state`), so it cannot be outdated. The table TRANSITIONS lists
+the allowed changes of the state. After each event, `machine.step` compares the states before and after it. A change
+that no row of the table allows yields the effect IllegalTransition. The table follows from two rules:
 
 1. Only a Prepare ends the membership in a round, whatever the outcome of the round. So `preparing` can follow from
    every state, but only by a Prepare. An agent whose round has failed, drained or succeeded reports that state until
    the operator begins another round.
-2. The end of a round is final: only a Prepare leaves `succeeded`, `failed` and `drained`. There is one exception. If
-   the socket of a worker was closed late, a commit from before the worker's exit may be read after it. No other replica
-   has a copy of that commit, so a `drained` agent is `draining` again.
+2. The end of a round is final: only a Prepare leaves `succeeded`, `failed` and `drained`. There is one exception. A
+   worker's last message about a saved snapshot may be read after the worker's exit. No other replica has a copy of this
+   snapshot yet, so a `drained` agent is `draining` again.
 
 A state that does not change needs no row. Events without a row (StorageSeen, PartShipped and others) change facts, but
-never the state. If a `starting` agent had a termination notice before its Assign, it drains at once. The state that a
-coordinator reports for its whole round is not part of the table (see `AgentState.reported`).
+never the state. If an agent gets a termination notice before its Assign (the message that begins the round), it changes
+from `starting` to `draining` at once. The state that a coordinator reports for its whole round is not part of the table
+(see `AgentState.reported`).
+
+The coordinator is the agent of rank 0. In a drain, all ranks stop after the same step. The message Prepare asks a
+replica to join the next round. A round is a period in which a fixed set of replicas trains. A snapshot is a copy of the
+training state in node memory.
 """
 
 from __future__ import annotations
@@ -26,7 +31,10 @@ from concertina_agent.core import events as e
 
 
 class OwnState(str, enum.Enum):
-    """States of an agent's own part in a round: `preparing`, and the states that messages can contain."""
+    """States of an agent's own part in a round: `preparing`, and the states that messages can contain.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     IDLE = p.State.IDLE.value
     """No Prepare has arrived since this agent started."""
@@ -112,7 +120,7 @@ def trigger(event: e.Event) -> type:
 
 
 def illegal(before: OwnState, event: e.Event, after: OwnState) -> list[e.Effect]:
-    """Return an IllegalTransition if TRANSITIONS does not allow this change of state, otherwise no effect."""
+    """Return an IllegalTransition if the table TRANSITIONS does not allow this change of state; empty otherwise."""
     if after is before or trigger(event) in TRANSITIONS[before].get(after, ()):
         return []
     return [e.IllegalTransition(f"{trigger(event).__name__} has led from {before.value} to {after.value}")]

@@ -1,7 +1,7 @@
 """Records of the run for a tracking tool, derived from the events that the agent handles.
 
-The record of a step includes an evaluation after that step. So the record is written only at the next step, or when the
-worker exits. The module has no side effects.
+If the model is evaluated after a step, the step's record includes the evaluation. The record is therefore written only
+at the next step, or when the worker exits. The module has no side effects.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from concertina_protocol.tracking import tracking_records as t
 
 @dataclasses.dataclass
 class RoundRecord:
-    """Facts about one round that have already been recorded for the tracking tool."""
+    """Facts about one round that have already been recorded for the tracking tool.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     round: int
     restored: bool = False
@@ -42,11 +45,12 @@ class RoundRecord:
 class TrackingRecorder:
     """Writer of the records of a run for a tracking tool.
 
-    Only the agent of the round's coordinator records the steps.
+    The coordinator is the agent of rank 0. A round is a period in which a fixed set of replicas trains. Only the agent
+    of the round's coordinator records the steps.
     """
 
     def __init__(self, every_steps: int) -> None:
-        """Prepare to record every `every_steps`-th step, and also each step that is followed by an evaluation."""
+        """Prepare to record every `every_steps`-th step, and each step after which the model is evaluated."""
         self._every_steps = every_steps
         self._round_record = RoundRecord(-1)
 

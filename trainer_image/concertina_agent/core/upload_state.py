@@ -67,7 +67,8 @@ class UploadState:
     def new_round(self, round: int, undone: tuple[Undone, ...]) -> None:
         """Record that this agent is a member of a new round.
 
-        From now on, the coordinator tells the agent when the file LATEST in storage names another checkpoint.
+        From now on, the coordinator (the agent of rank 0) reports when the file LATEST in storage names another
+        checkpoint.
         """
         self.undone = undone
         if self.storage is not None and not self.outdated(round):
@@ -104,7 +105,7 @@ class UploadState:
     def moved(self, durable: Durable, round: int) -> None:
         """Record that the file LATEST in storage now names the checkpoint `durable`.
 
-        The agent then no longer waits for uploads of this step or earlier steps.
+        The agent then no longer waits for uploads of this checkpoint's step or of earlier steps.
         """
         self.storage = Storage(StorageHealth.READY, durable, round=round)
         self.parts = tuple(part for part in self.parts if part.id.step > durable.step)

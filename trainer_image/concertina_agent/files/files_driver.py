@@ -1,6 +1,8 @@
 """Driver of the files in the agent's volume, which are snapshots and the highest round seen.
 
 The driver carries out the effects of the state machine that concern files.
+
+A round is a period in which a fixed set of replicas trains. A snapshot is a copy of the training state in node memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """File in the volume with the highest round that this replica's agent has seen, and its claim.
 
-The claim is the operator's decision to begin the round. The file remains when the container restarts, so that the agent
-refuses requests for earlier rounds.
+A round is a period in which a fixed set of replicas trains. The claim is the operator's decision to begin the round.
+The file remains when the container restarts, so that the agent refuses requests for earlier rounds.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from concertina_protocol.log import log_event
 def read(volume: Path) -> tuple[int, str]:
     """Return the highest round that the agent has seen and its claim, or (0, "") if the file is missing or invalid.
 
-    Without the file, the agent behaves like the agent of a new pod. That is safe: every round has its own claim (the
-    operator's decision to begin it), and every start of an agent has its own instance id. A request for an old round
-    therefore does not match (decision "Agents without seen.json act like new pods").
+    Without the file, the agent behaves like the agent of a new pod. It still does not accept requests for old rounds:
+    these name another claim (the operator's decision to begin the round) or another instance id (which each start of an
+    agent chooses) (decision "Agents without seen.json act like new pods").
     """
     try:
         record = json.loads((volume / "seen.json").read_text())

@@ -1,4 +1,4 @@
-"""Reading and writing of one shard file. A shard file without its sidecar does not count as present.
+"""Read and write one shard file. A file counts as a shard only if it has a sidecar, a file with its checksum.
 
 The functions `fill`, `chunks` and `verify` take about a second per gigabyte, so call them in threads.
 """

@@ -98,6 +98,8 @@ class SnapshotFiles:
         The file is not deleted if its sidecar has been removed or replaced meanwhile, because a worker has then begun
         to write a newer snapshot into the file. See decisions "The holder of a damaged snapshot removes it" and "A
         drain may write over a running copy".
+
+        In a drain, all ranks stop after the same step.
         """
         if committed_shard(shard.path) == shard:
             log_event(

@@ -41,8 +41,8 @@ class Endpoint:
         Args:
             host: Address to listen on.
             port: Port to listen on.
-            token: Token that clients must present. With None, clients need no token. An empty string means that a token
-                is required, but the pod does not have it. Every client is then refused.
+            token: Token that clients must present. If it is None, clients need no token. If it is an empty string, a
+                token is required but missing in the pod, and every client is refused.
             text: Function that returns the metrics. It is awaited in the server's thread.
         """
         self._address, self._text = (host, port), text

@@ -67,7 +67,7 @@ class _Family:
 class WorkerProcesses:
     """Resource usage of the workers. `look` must be called repeatedly.
 
-    What a worker uses between the last reading and its exit is not counted.
+    The usage between the last reading of a worker and its exit is not counted.
     """
 
     def __init__(self, proc: str = "/proc") -> None:
@@ -136,8 +136,8 @@ class WorkerProcesses:
 def _leader(pid: int, stats: Mapping[int, Sequence[str]], roots: Mapping[int, int]) -> Optional[int]:
     """Return the id of the main process of the worker to which the process `pid` belongs, or None.
 
-    The process groups of `pid` and of its parents decide. `stats` has the fields of each process. `roots` maps each
-    top-level process of a worker to the worker's main process.
+    A process belongs to a worker if its process group, or that of one of its parents, does. `stats` has the fields of
+    each process. `roots` maps each top-level process of a worker to the worker's main process.
     """
     seen: set[int] = set()
     while pid in stats and pid not in seen:

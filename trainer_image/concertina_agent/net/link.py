@@ -1,8 +1,9 @@
 """Streams between the coordinator and its members, at both ends.
 
-A broken connection does not prove that the process at the other end has died (decision "A reset connection does not
-prove a failure"). The member therefore joins the coordinator again, and the coordinator sends a request to the member's
-agent. If the process has died, its node refuses new connections at once.
+A round is a period in which a fixed set of replicas trains. The coordinator is the agent of rank 0, and the members are
+the round's other agents. A broken connection does not prove that the process at the other end has died (decision "A
+reset connection does not prove a failure"). The member therefore joins the coordinator again, and the coordinator sends
+a request to the member's agent. If the process has died, its node refuses new connections at once.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ Emit = Callable[[e.Event], None]
 
 
 class MovedOn(Exception):
-    """Error that the coordinator is already in a later round. It makes a member stop repeating its Join."""
+    """Error that the coordinator is already in a later round. It makes a member stop repeating its Join.
+
+    The coordinator is the agent of rank 0. A round is a period in which a fixed set of replicas trains.
+    """
 
 
 async def follow_coordinator(
@@ -58,8 +62,8 @@ async def follow_coordinator(
 ) -> None:
     """Follow the coordinator of a round as its member: join the coordinator, and exchange messages with it.
 
-    The Join is repeated until the coordinator accepts it or refuses it permanently. The function returns when the
-    coordinator is lost.
+    The coordinator is the agent of rank 0. The Join is repeated until the coordinator accepts it or refuses it
+    permanently. The function returns when the coordinator is lost.
     """
     key, wire, detail = (join.round, join.claim), None, ""
     members, address = len(assign.members), assign.members[0].address
@@ -92,7 +96,7 @@ async def follow_coordinator(
 
 
 async def _join_again(connector: Connector, join: p.Join, address: str) -> Optional[Connection]:
-    """Join the coordinator again after the stream to it broke.
+    """Join the coordinator (the agent of rank 0) again after the stream to it broke.
 
     The result is the new connection, or None if the coordinator is lost. Raises MovedOn, as `_try_to_join` does.
     """
@@ -119,6 +123,8 @@ async def _try_to_join(connector: Connector, join: p.Join, address: str) -> Opti
 
     This function also raises the errors of `Connector.connect`.
 
+    The coordinator is the agent of rank 0.
+
     Raises:
         MovedOn: If the coordinator is in a later round.
     """
@@ -139,6 +145,8 @@ async def _answer(wire: Connection, join: p.Join) -> Optional[p.Message]:
     """Repeat the Join until the coordinator accepts it or refuses it permanently, and return that answer.
 
     The result is None if the answer is not valid or the connection breaks.
+
+    The coordinator is the agent of rank 0.
     """
     while True:
         try:
@@ -167,7 +175,7 @@ async def _listen(wire: Connection, on_message: Callable[..., None], kinds: tupl
 
 
 class MemberStreams:
-    """Streams of a coordinator to its members."""
+    """Streams of a coordinator (the agent of rank 0) to its members."""
 
     def __init__(
         self, state: Callable[[], p.MemberState], connections: KeptConnections, emit: Emit, tasks: TaskGroup
@@ -176,7 +184,7 @@ class MemberStreams:
 
         Args:
             state: Function that returns the coordinator's own state, for its heartbeats.
-            connections: Connections by which members' agents are asked whether they are alive.
+            connections: Connections on which the coordinator asks the members' agents whether they are alive.
             emit: Function that passes events to the state machine.
             tasks: Group of the background tasks.
         """
@@ -198,8 +206,8 @@ class MemberStreams:
     async def serve(self, join: p.Join, wire: Connection) -> None:
         """Serve the stream of a member until the stream breaks. If the member turns out to be lost, emit MemberGone.
 
-        The coordinator sends its heartbeat only at fixed times. If it sent each change to each of N members, a change
-        of every member would cause N² lines.
+        The coordinator is the agent of rank 0. The coordinator sends its heartbeat only at fixed times. If it sent each
+        member's change to all N members, N changes would cause N² lines.
 
         Raises:
             ProtocolError: If the member sends an invalid message.
@@ -208,8 +216,8 @@ class MemberStreams:
         def on_message(state: p.MemberState) -> None:
             """Emit the state of the member that opened this stream.
 
-            All agents of a job have the same certificate. So each line must be about the member that opened the stream
-            (decision "A member reports only about itself").
+            All agents of a job have the same certificate, which does not identify a member. Each line on a stream must
+            therefore be about the member that opened the stream (decision "A member reports only about itself").
 
             Raises:
                 ProtocolError: If the line is about another member.

@@ -1,7 +1,7 @@
 """Driver of this agent's connections, except the connections that transfer shards.
 
-The connections carry requests to this agent, and the streams between the coordinator and its members. The driver
-carries out the effects of the state machine that concern these connections.
+The coordinator is the agent of rank 0. The connections carry requests to this agent, and the streams between the
+coordinator and its members. The driver carries out the effects of the state machine that concern these connections.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Learns(Protocol):
     def answer(self) -> p.Message: ...
 
     def hear_of(self, address: str) -> None:
-        """Handle the address of another agent, which may be asked for the modules that the script imports."""
+        """Store the address of another agent, which may be asked for the modules that the script imports."""
 
 
 class NetworkDriver:

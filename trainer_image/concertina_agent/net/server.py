@@ -48,7 +48,7 @@ CALLS = (p.Prepare, p.Assign, p.Release, p.Drain, p.Save)
 class Handler(Protocol):
     """Interface to the part of the agent that handles requests.
 
-    The functions that serve streams return when the connection or their task ends. While Reports are sent on a
+    A method that serves a stream returns when the connection or the method's task ends. While Reports are sent on a
     connection, further requests on the same connection are answered.
     """
 
@@ -146,7 +146,7 @@ class AgentServer:
                     await (self._serve(wire) if isinstance(wire, Connection) else self._serve_shards(wire))
 
     async def _introduced(self, connection: socket.socket) -> Union[Connection, ShardWire]:
-        """Return a new connection after its other end has presented a certificate of the job."""
+        """Return a new connection once its other end has presented a certificate of the job."""
         try:
             speaks_tls = await _speaks_tls(connection)
         except BaseException:

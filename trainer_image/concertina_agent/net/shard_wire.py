@@ -42,8 +42,8 @@ T = TypeVar("T")
 class ShardWire:
     """Connection that transfers shards. Only one operation may be in progress at a time.
 
-    Operations run in threads, which can't be cancelled. So if a call is cancelled, the connection is closed, which ends
-    the operation.
+    Operations run in threads, which can't be cancelled. If a call is cancelled, the connection is therefore closed,
+    which ends the operation.
 
     TLS records are encrypted and decrypted in memory, and the socket transfers hundreds of kilobytes at a time. An
     ordinary TLS socket would make two system calls for each record of 16 KiB (decision "Shards are sent in pieces of
@@ -64,7 +64,7 @@ class ShardWire:
     async def handshake(self) -> None:
         """Perform the TLS handshake on the event loop, not in a thread, where a slow client would occupy the thread.
 
-        See decision "Limits on unauthenticated connections". Other kinds of OSError may be raised too.
+        Decision "Limits on unauthenticated connections" gives the reason. Other kinds of OSError may be raised too.
 
         Raises:
             ConnectionError: If the connection is closed.
@@ -125,7 +125,7 @@ class ShardWire:
     def gone(self) -> bool:
         """Return whether the other end has closed the connection.
 
-        Call this method only while the other end is not expected to send data.
+        Call this method only at a time when the other end sends no data.
         """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)

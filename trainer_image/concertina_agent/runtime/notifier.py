@@ -6,7 +6,7 @@ import asyncio
 
 
 class Notifier:
-    """Counter of changes. Any number of tasks can wait for a change, and none of them misses the last one."""
+    """Counter of changes, on which tasks wait. A task that waits later than a change still notices it."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,7 +1,7 @@
 """Transfers of shards between agents.
 
-The members of a round form a ring. Each committed shard is copied to the next member in this ring. Shards that starting
-workers need are fetched from any member.
+A round is a period in which a fixed set of replicas trains. The members of a round form a ring. Each committed shard is
+copied to the next member in this ring. Shards that starting workers need are fetched from any member.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ GONE = (OSError, asyncio.TimeoutError, ProtocolError, Damaged)
 
 
 class Peers:
-    """Transfers of shards with other agents of the present round."""
+    """Transfers of shards with other agents of the present round.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     def __init__(
         self,
@@ -290,9 +293,9 @@ class Peers:
     async def _send_shard(self, wire: ShardWire, shard: Shard, part: int, parts: int) -> Optional[p.Copied]:
         """Send a part of a shard, and return the receiver's confirmation, or None if there is none.
 
-        The receiver verifies the shard. Without a confirmation, this agent verifies its own file too. If the file is
-        damaged, this agent deletes the file, so that no other agent requests it again (decision "The receiver checks a
-        shard").
+        The receiver verifies the shard, and confirms it. If there is no confirmation, this agent verifies its own file
+        too. If the file is damaged, this agent deletes it, so that no other agent requests it again (decision "The
+        receiver checks a shard").
 
         Raises:
             ConnectionError: If the shard is damaged.

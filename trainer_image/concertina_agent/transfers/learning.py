@@ -1,8 +1,8 @@
 """Exchange, between replicas, of the names of modules that a user's script imports.
 
-A warm start imports these modules before the script begins. A replica finds out the names at its first start of the
-script, and then tells the other replicas. Otherwise each new pod would have a slow first start, for which the other
-replicas would wait.
+A warm start imports these modules before the script begins. A replica learns the names when it starts the script the
+first time, and sends them to the other replicas. Without this exchange, the first start of each new pod would be slow,
+and all other replicas would wait for it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class ModuleLearning:
     def hear_of(self, address: str) -> None:
         """Ask another agent which modules the script imports, if this agent does not know any yet.
 
-        Call this method before the agent sends its next Report: while modules are still to be imported, the Report must
-        not say that this agent is ready.
+        Call this method before the agent sends its next Report, because the Report must not say that this agent is
+        ready while it still has modules to import.
         """
         if self._warm is None or self._warm.has_learned:
             return

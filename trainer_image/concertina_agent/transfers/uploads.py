@@ -74,7 +74,7 @@ class UploadDriver:
     # --- requests for the uploader ----------------------------------------------------------------------------------
 
     def begin(self, effect: e.StartRound) -> None:
-        """At the start of a round, queue the request that makes this job the owner of its checkpoint folder.
+        """At the start of a round, queue the request that registers this job as the owner of its checkpoint folder.
 
         The request precedes all requests that write a state to the folder.
         """
@@ -116,7 +116,7 @@ class UploadDriver:
     def abandon(self, effect: e.KillWorkers) -> None:
         """Remove all requests of the round from the queue, because the round is over.
 
-        An upload in progress fails, because the agent truncates the shard file.
+        An upload that is in progress fails, because the agent truncates the shard file.
         """
         for ship in self._ships.values():
             self._snapshots.free(Path(ship.path))

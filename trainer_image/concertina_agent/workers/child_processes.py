@@ -1,4 +1,4 @@
-"""Child processes of the agent. The agent reaps its children and their orphans, and none of them outlives the agent."""
+"""Child processes of the agent. The agent reaps its children and their orphans, and all of them end with it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Reaper:
     def strays(self) -> list[int]:
         """Return the child processes for which `watch` was not called.
 
-        These processes are orphans: another process that this agent had started has started them, and then ended.
+        These processes are orphans: a process that this agent had started has started them, and has ended.
         """
         return [pid for pid in children() if pid not in self._ends]
 

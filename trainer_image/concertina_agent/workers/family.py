@@ -46,8 +46,8 @@ def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
 def ends(pid: int) -> bool:
     """Return whether a process has stopped running user code, because it is gone or all its threads have begun to exit.
 
-    The process can be reaped only later, after the kernel has freed its memory and that of its GPU. See
-    proc_pid_stat(5), flags.
+    Its parent can reap it only later, after the kernel has freed its memory and its GPU's memory. See proc_pid_stat(5),
+    flags.
     """
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for task in os.listdir(f"/proc/{pid}/task"):

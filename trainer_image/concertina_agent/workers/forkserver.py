@@ -14,8 +14,8 @@ The agent and the parent communicate over a SOCK_SEQPACKET socket. Each packet i
 The parent only imports modules. A tensor operation in the parent would make every child hang. A second thread or an
 open GPU would make a fork unsafe, so the parent checks for both before each fork.
 
-The warm parent of a user's script imports this module too, and workers wait for it. So modules that only the bundled
-trainer's parent needs are imported where they are used.
+The warm parent of a user's script imports this module too, and workers wait for this import. Modules that only the
+bundled trainer's parent needs are therefore imported where they are used.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The agent's socket to which Python interpreters of workers' commands connect to hand over their scripts.
 
-The interpreters use `hand_over`. Only the job's user may open the socket (mode 0600), and the kernel tells which
-process has connected. When its script runs in another process, an interpreter keeps its connection open and represents
-that process. If the interpreter closes the connection, the agent ends the script. When the script ends, the agent sends
-its exit code on the connection.
+The interpreters use the module `hand_over`. Only the job's user may open the socket (mode 0600), and the kernel
+identifies the process that has connected. If another process runs an interpreter's script, the interpreter keeps its
+connection open and acts as that process: it forwards signals, and ends in the same way. If the interpreter closes the
+connection, the agent ends the script. When the script ends, the agent sends its exit code on the connection.
 """
 
 from __future__ import annotations
@@ -108,9 +108,10 @@ class HandOvers:
 
     @property
     def silent_since(self) -> float:
-        """Start time of the oldest command of which no Python interpreter has connected yet, or infinity.
+        """Start time of the oldest command that has started no Python interpreter yet, or infinity.
 
-        If no interpreter connects for a while, the command cannot have a warm start.
+        An interpreter that starts connects to this socket. If none connects for a while, the command cannot have a warm
+        start.
         """
         return min((start.started_at for start in self._starts.values() if not start.reports), default=float("inf"))
 
@@ -191,7 +192,7 @@ class HandOvers:
 def _on_packet(connection: socket.socket, taken: Taken) -> None:
     """Handle a packet from an interpreter that waits while a fork runs its script.
 
-    The packet says that the fork has refused to take over the script. An empty packet means that the interpreter was
+    The packet reports that the fork has refused to take over the script. If the packet is empty, the interpreter was
     killed.
     """
     try:

@@ -40,10 +40,10 @@ class Imported:
 class Recorder:
     """Import finder that records each module that a script searches for.
 
-    The recorder is the first finder, and never finds a module. A script may search for a module that does not exist. So
-    at each search, the recorder checks whether the module of the previous search was imported. If not, the recorder
-    adds a line to the file that makes the record of that module invalid. From then on, the module is recorded only
-    after it has been imported.
+    Python asks each finder in turn for a module. The recorder is the first finder, and never returns a module. A script
+    may search for a module that does not exist. At each search, the recorder therefore checks whether the module of the
+    previous search was imported. If not, it adds a line to the file that makes the record of that module invalid. From
+    then on, it records that module only after an import.
 
     Modules that the file already contains are not recorded again. The file therefore does not grow at each step or each
     start. Growth is costly, because a parent process then imports the recorded modules again.
@@ -74,7 +74,7 @@ class Recorder:
             self._write(name, self._changes)
 
     def _settle(self) -> None:
-        """Find out whether the module that was searched for last was imported. If not, make its record invalid."""
+        """Check whether the module of the last search was imported. If not, make its record invalid."""
         name, self._last = self._last, ""
         if not name:
             return
@@ -103,7 +103,7 @@ class Recorder:
 
 
 def read(path: str) -> list[Imported]:
-    """Return the modules in a file, in the order of their import. If there is no file, there are none.
+    """Return the modules in a file, in the order of their import; empty if there is no file.
 
     A line that cannot be parsed is skipped. For example, it may be incomplete.
     """

@@ -1,4 +1,7 @@
-"""Worker processes of the current round in this replica, and the c10d store at which the ranks rendezvous."""
+"""Worker processes of the current round in this replica, and the c10d store at which the ranks rendezvous.
+
+A round is a period in which a fixed set of replicas trains.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,10 @@ class LocalWorker:
 
 
 class LocalWorkers:
-    """Worker processes of the current round."""
+    """Worker processes of the current round.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     def __init__(
         self,
@@ -170,7 +176,7 @@ class LocalWorkers:
     def _report_not_started(self, assign: Assign, me: int) -> None:
         """Report the workers that were not started because of a signal, as if the signal had ended them.
 
-        The agent got the signal for its workers before these workers' processes existed.
+        The agent was asked to send the signal before these workers' processes existed.
         """
         if self._signal is None or self._over.is_set():
             return
@@ -307,7 +313,7 @@ class LocalWorkers:
         worker.waiting.clear()
 
     def left(self, worker: LocalWorker, message: w.Left) -> None:
-        """Handle a worker that has left its round while its process continues. The state machine sees it as ended."""
+        """Handle a worker that has left its round while its process continues. The agent treats it as ended."""
         if message.round != worker.round or worker.has_left.is_set():
             return
         worker.in_round = False
@@ -458,7 +464,7 @@ class LocalWorkers:
         return why
 
     async def _stands_in_the_way(self, worker: LocalWorker) -> Optional[Replaced]:
-        """Return why a worker process that has left its round can't enter the next one, or None if it can."""
+        """Return why a worker process that has left its round can't join the next one, or None if it can."""
         if not worker.running:
             return None
         if worker.channel is None:

@@ -1,9 +1,9 @@
 """Count of the optimizer steps of a script, taken by a global hook of torch that runs in the script's process.
 
 The hook rewrites a few bytes in a file, and the agent reads them (decision "Counting steps of scripts without
-trainingjob"). The script is not changed, torch is not imported for it, and an error of the hook ends the count, never
-the script. `hook.sitecustomize` calls `install` before the script begins, so the module imports little. It supports
-Python 3.9 and later.
+trainingjob"). The hook does not change the script and does not import torch. An error of the hook ends the count, but
+never the script. `hook.sitecustomize` calls `install` before the script begins, so this module imports little. It
+supports Python 3.9 and later.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ NAME_BYTES = 32
 class StepCounter:
     """Hook that counts the steps of a process.
 
-    A step is a sequence of optimizer calls in which no optimizer is called twice. For example, the two optimizers of a
-    GAN that take turns make one step together, and so do the optimizers of a model that has one for each parameter. If
-    a script calls one optimizer five times for each call of another one, the more frequent calls are counted.
+    A step is a sequence of optimizer calls in which no optimizer is called twice. For example, if the two optimizers of
+    a GAN take turns, a call of each makes one step. If a model has one optimizer for each parameter, a call of all of
+    them makes one step. If a script calls one optimizer five times for each call of another one, the more frequent
+    calls are counted.
     """
 
     def __init__(self, path: str) -> None:

@@ -1,9 +1,8 @@
 """Preflight of this pod's GPUs, in a child process that ends before the replica becomes ready.
 
-The agent has no torch, and the process from which workers are forked must not open a GPU. So the child process imports
-torch itself, while that other process imports it too. The child writes its report into a file of the volume. If the
-container is restarted, the report of the first preflight still counts. A preflight that has ended its container is not
-repeated.
+The agent has no torch, and the process from which workers are forked must not open a GPU. The child process therefore
+imports torch itself. The child writes its report into a file of the volume. After a restart of the container, the agent
+uses the report of the first preflight. If a preflight has ended its container, it is not repeated.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def skipped_because(environment: Mapping[str, str], device_files: Path = Path("/
 async def preflight(environment: Mapping[str, str], volume: Path, reaper: Reaper) -> PreflightOutcome:
     """Test this pod's GPUs, or return the outcome of the test that an earlier container of the pod has made.
 
-    A child process that can't be started, or dies, is no evidence against the GPUs.
+    If the child process can't be started, or dies, this does not count as a fault of the GPUs.
     """
     path, attempt, begin = volume / REPORT, volume / ATTEMPT, time.monotonic()
     if (earlier := _read(path)) is not None:
@@ -95,7 +94,7 @@ async def _until_written(path: Path, process: Process) -> None:
 
 
 def _read(path: Path) -> Optional[PreflightOutcome]:
-    """Return the outcome that a report says, or None if there is no valid report."""
+    """Return the outcome in a report of a preflight, or None if there is no valid report."""
     try:
         with path.open("rb") as file:
             report: Mapping[str, Any] = json.loads(file.read(MOST_BYTES))

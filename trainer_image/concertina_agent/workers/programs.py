@@ -107,7 +107,7 @@ def reported(report: Mapping[str, Any]) -> Program:
 
 
 def difference(interpreter: Mapping[str, Any], parent: Mapping[str, Any]) -> str:
-    """Return the first property in which two interpreters differ, or "" if there is none."""
+    """Return the first property in which two interpreters differ, or "" if they have the same properties."""
     return next((name for name, value in parent.items() if interpreter.get(name) != value), "")
 
 

@@ -32,7 +32,7 @@ class PythonCommand:
 
     @property
     def target(self) -> str:
-        """What Python runs: the path of a file, the name of a module, or code."""
+        """Program that Python runs: the path of a file, the name of a module, or code."""
         return self.line[self.options + (self.runs is not Runs.FILE)]
 
 

@@ -81,7 +81,7 @@ def bounded(lines: list[str]) -> tuple[str, ...]:
 def stopped(pid: int) -> Optional[int]:
     """Return the CPU time of a process in clock ticks if the process is stopped, otherwise None.
 
-    A process that a debugger has stopped does not count. See proc_pid_stat(5).
+    For a process that a debugger has stopped, the result is None. See proc_pid_stat(5).
     """
     state, *fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split() or [""]
     return int(fields[10]) + int(fields[11]) if state == "T" else None

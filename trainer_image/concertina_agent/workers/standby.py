@@ -1,8 +1,10 @@
 """Process that is forked before it is needed, and becomes the next worker or the next store of a round.
 
-The agent sends one packet over a SOCK_SEQPACKET socket. It is a JSON object with the fields "run" and "environment",
-and has the file descriptors that are the arguments of the function. If the agent closes its end instead, the process
-exits.
+The agent sends one packet over a SOCK_SEQPACKET socket. The packet contains a JSON object with the field "run", which
+names a function, and the field "environment". The packet also has file descriptors, which are the arguments of the
+function. If the agent closes its end instead, the process exits.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations

@@ -31,9 +31,10 @@ class StandbyProcess:
         self._taken = asyncio.Event()
 
     def take(self, target: ForkTarget, environment: Mapping[str, str], prefix: str) -> Optional[Process]:
-        """Run the target in the standby process, and return the process. Return None if there is none that can run it.
+        """Run the target in the standby process, and return the process.
 
-        The arguments of the target must be file descriptors.
+        The result is None if there is no standby process that can run the target. The arguments of the target must be
+        file descriptors.
         """
         standby, self._waiting = self._waiting, None
         self._taken.set()

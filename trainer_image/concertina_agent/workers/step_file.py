@@ -15,7 +15,10 @@ SUFFIX = ".steps"
 
 @dataclasses.dataclass(frozen=True)
 class StepFile:
-    """File in which the optimizer steps of one worker's script are counted, in one round."""
+    """File in which the optimizer steps of one worker's script are counted, in one round.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     rank: int
     path: str

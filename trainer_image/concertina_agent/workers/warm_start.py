@@ -77,7 +77,7 @@ class WarmStart:
 
     @property
     def why(self) -> str:
-        """Reason why workers have no warm start, or "" if they have one or will have one."""
+        """Reason why workers have no warm start, or "" if they have a warm start or will have one."""
         if self._impossible or self._silent:
             return self._impossible or self._silent
         return next((reason for warm in self._programs.values() if (reason := warm.why or warm.refused)), "")
@@ -180,7 +180,7 @@ class WarmStart:
             await warm.settled()
 
     def _stored(self) -> Iterator[WarmProgram]:
-        """Yield the programs that the previous container has stored."""
+        """Yield the programs that the agent of the previous container has stored."""
         for path in sorted(self._folder.glob(f"*{STORED}"))[:MOST_PROGRAMS]:
             with contextlib.suppress(OSError, ValueError):
                 warm = self._add(from_json(path.read_text(), self._environment))
@@ -203,7 +203,7 @@ class WarmStart:
         return max(0, container_memory() // MEMORY_SHARE - taken)
 
     def look(self) -> None:
-        """Look for newly recorded modules to import, and for commands whose interpreters do not connect.
+        """Look for newly recorded modules to import, and for commands whose interpreters do not connect to the agent.
 
         Called a few times per second.
         """
@@ -311,7 +311,7 @@ class WarmStart:
         return Plain(record)
 
     def _forget(self) -> bool:
-        """Remove the oldest program for which no warm process is needed. Return whether there was one."""
+        """Remove the oldest program that needs no warm process. Return whether there was such a program."""
         key = next((key for key, warm in self._programs.items() if warm.dispensable), None)
         if key is not None:
             del self._programs[key]

@@ -74,7 +74,7 @@ class Process(Child):
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Ids of this process and of the running forks of warm processes to which it has handed over scripts."""
+        """Ids of this process, and of the running forks of warm processes that run its scripts."""
         return (self.pid, *(script.pid for script in self.scripts if not script.ended.done()))
 
     def send_signal(self, number: int) -> None:
@@ -187,7 +187,7 @@ class WorkerParent:
     """Warm process: it has imported the workers' modules, and forks workers when the agent requests it."""
 
     def __init__(self, imports: str, reaper: Reaper) -> None:
-        """Prepare a warm process without starting it. `imports` says in words which modules it will import."""
+        """Prepare a warm process without starting it. `imports` describes the modules that it will import."""
         self._imports, self._reaper = imports, reaper
         self._children: dict[int, Child] = {}
         self._answers: collections.deque[asyncio.Future[Mapping[str, Any]]] = collections.deque()

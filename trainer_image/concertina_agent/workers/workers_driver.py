@@ -1,4 +1,7 @@
-"""Processes of this replica: the warm process, the workers of a round, and the c10d store through which they meet."""
+"""Processes of this replica: the warm process, the workers of a round, and the c10d store through which they meet.
+
+A round is a period in which a fixed set of replicas trains.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +158,7 @@ class WorkersDriver:
     def _with_storage(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Return the environment with a PYTHONPATH in which Python finds a client library of durable storage.
 
-        The image may have none itself.
+        This is needed because the image may not contain one.
         """
         path = [environment.get("PYTHONPATH", ""), str(self._settings.volume / STORAGE_API)]
         return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}

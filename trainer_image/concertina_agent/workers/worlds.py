@@ -183,7 +183,7 @@ def _has_ended(pid: int, proc: str) -> bool:
 
 
 def _name(pid: int, proc: str) -> str:
-    """Return the name of what a process runs, without arguments: a program, or the script or module of its Python."""
+    """Return the name of the program that a process runs. For Python, it is the name of the script or module."""
     words: list[str] = []
     with contextlib.suppress(OSError), open(f"{proc}/{pid}/cmdline", errors="replace") as file:
         words = file.read().split("\0")[:-1]

@@ -1,8 +1,8 @@
 """Messages as lines of JSON.
 
 A line is {"kind": name, "body": fields}. If the protocol has versions, the line also has {"v": version}. The name of a
-kind is part of the protocol. If the class of a message is renamed, the name of its kind does not change. The module
-uses the standard library only and supports Python 3.9 and later.
+kind is part of the protocol, so it stays the same even if the class of the message is renamed. The module uses the
+standard library only and supports Python 3.9 and later.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ class ProtocolError(ValueError):
 class OpenEnum(str, enum.Enum):
     """Base class of enums in messages, which may gain values in newer versions.
 
-    If a message has a value that this version does not define, the value is read all the same. It keeps its text,
-    equals no member of the enum, and is written unchanged. If such a message were refused, a healthy agent would seem
-    silent during an upgrade.
+    A message may have a value that this version does not define. Such a value keeps its text, equals no member of the
+    enum, and is written unchanged. The message is not refused, because a healthy agent would then seem silent during an
+    upgrade.
     """
 
     __str__ = str.__str__

@@ -1,4 +1,7 @@
-"""Collectives that ranks have called, as torch's flight recorder shows them when a round hangs."""
+"""Collectives that ranks have called, as torch's flight recorder shows them when a round hangs.
+
+A round is a period in which a fixed set of replicas trains.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ class GroupCalls:
 
 @dataclasses.dataclass(frozen=True)
 class HungCollective:
-    """Collective that does not complete in a round that hangs."""
+    """Collective that does not complete in a round that hangs.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     operation: str
     """Name of the collective, such as all_reduce."""

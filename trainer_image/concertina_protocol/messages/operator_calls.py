@@ -24,7 +24,10 @@ class Prepare:
 
 
 class Replaced(OpenEnum):
-    """Reason why a running worker process was killed at the end of a round and replaced by a new one."""
+    """Reason why a running worker process was killed at the end of a round and replaced by a new one.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     STARTING = "starting"
     """The worker has not opened its channel to the agent yet."""
@@ -40,7 +43,9 @@ class Replaced(OpenEnum):
 class Prepared:
     """Answer to Prepare: the snapshots that an agent has, and the other candidates that it can reach.
 
-    From these answers, the operator chooses the members and the starting state of the round.
+    The message Prepare asks a replica to join the next round, a period in which a fixed set of replicas trains. From
+    the answers, the operator chooses the members and the starting state of the round. A snapshot is a copy of the
+    training state in node memory.
     """
 
     replica: str
@@ -73,7 +78,10 @@ class Prepared:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Time limits and thresholds from spec.failurePolicy, with which the coordinator finds hangs and slow ranks."""
+    """Time limits and thresholds from spec.failurePolicy, with which the coordinator finds hangs and slow ranks.
+
+    The coordinator is the agent of rank 0.
+    """
 
     hang_seconds: Annotated[Optional[float], Absent(0.0)] = None
     """Seconds without progress of any rank after which the round counts as hung.
@@ -89,7 +97,10 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class JobHistory:
-    """History of the job, such as its failures, as it is when a round begins."""
+    """History of the job, such as its failures, as it is when a round begins.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     seconds: float = 0.0
     """Seconds since the job started."""
@@ -135,10 +146,13 @@ class Assign:
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """Message from the operator to a departing replica that took part in Prepare and is not a member of the new round.
+    """Message from the operator to a departing replica that took part in Prepare, but does not join the new round.
 
-    The message says that the replica may exit. Its state is no longer needed, because the members have the state or the
-    round has a newer snapshot. The answer is Accepted or Refused.
+    The message says that the replica may exit. Its state is no longer needed, because the members have this state, or
+    because the round has a newer snapshot. The answer is Accepted or Refused.
+
+    A round is a period in which a fixed set of replicas trains. A snapshot is a copy of the training state in node
+    memory.
     """
 
     uid: str
@@ -150,10 +164,10 @@ class Release:
 class Drain:
     """Request from the operator to the coordinator for a drain: all ranks stop after the same step.
 
-    If `durable` is set, the coordinator reports the state `drained` only when a checkpoint of that step is in storage.
-    A job without storage has no checkpoint. If all members of such a job must depart, their agents keep running until
-    the grace period ends. During this time, the new replicas of the job can fetch the state from the memory of these
-    agents.
+    The coordinator is the agent of rank 0. If `durable` is set, the coordinator reports the state `drained` only when a
+    checkpoint of that step is in storage. A job without storage has no checkpoint. If all members of such a job must
+    depart, their agents keep running until the grace period ends. During this time, the new replicas of the job can
+    fetch the state from the memory of these agents.
     """
 
     uid: str
@@ -169,6 +183,8 @@ class Save:
     """Request from the operator to the coordinator to make a checkpoint of the state after the next step.
 
     The answer is Accepted or Refused.
+
+    The coordinator is the agent of rank 0.
     """
 
     uid: str
@@ -224,6 +240,8 @@ class Refused:
 
     `round` and `claim` are those of the latest request that the answering agent has seen. A claim is the operator's
     decision to begin a round.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
     reason: str

@@ -1,4 +1,4 @@
-"""Messages between agents, and between the coordinator and its members."""
+"""Messages between agents, and between the coordinator (the agent of rank 0) and its members."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from concertina_protocol.messages.records import Durable, SnapshotId
 
 @dataclasses.dataclass(frozen=True)
 class Join:
-    """Request from a member to the coordinator to open a stream in both directions.
+    """Request from a member to the coordinator (the agent of rank 0) to open a stream in both directions.
 
     On this stream, the member sends MemberState lines. The coordinator sends Drain, StopAt and DurableMoved, and its
     own MemberState as a heartbeat.
+
+    In a drain, all ranks stop after the same step.
     """
 
     uid: str
@@ -29,6 +31,8 @@ class DurableMoved:
     """Message from the coordinator to members: the file `LATEST` in storage now names another checkpoint.
 
     Members then remove their records of uploaded shards of older checkpoints.
+
+    The coordinator is the agent of rank 0.
     """
 
     durable: Durable
@@ -38,8 +42,9 @@ class DurableMoved:
 class StopAt:
     """Message from the coordinator to members: the call of should_checkpoint() at which a user's own command stops.
 
-    The coordinator sends the message during a drain, so that all ranks stop after the same step. `call` is the number
-    of that call (see `stopping`). If `call` is 0, workers receive SIGTERM instead.
+    The coordinator is the agent of rank 0. The coordinator sends the message during a drain, so that all ranks stop
+    after the same step. `call` is the number of that call (see `stopping`). If `call` is 0, workers receive SIGTERM
+    instead.
     """
 
     call: int
@@ -49,8 +54,10 @@ class StopAt:
 class Ping:
     """Request from an agent to another agent. The answer proves that the other agent is reachable and of the same job.
 
-    The certificate of the answering agent, which the job's CA has issued, proves the job. The answer is Accepted, with
+    The answering agent belongs to the same job if the job's CA has issued its certificate. The answer is Accepted, with
     the highest round that the answering agent has seen and the round's claim (the operator's decision to begin it).
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
     uid: str
@@ -115,6 +122,9 @@ class Pull:
 
     If `id` is None, the request opens a stream of copies. Whenever a snapshot of `shard` is committed in `round` that
     is newer than `after_step`, its shard is sent. The requesting agent sends Copied after each one.
+
+    A round is a period in which a fixed set of replicas trains. A snapshot is a copy of the training state in node
+    memory.
     """
 
     uid: str

@@ -1,4 +1,7 @@
-"""Parts of the messages of the operator and agents: snapshots, checkpoints, members, and the source of a state."""
+"""Parts of the messages of the operator and agents: snapshots, checkpoints, members, and the source of a state.
+
+A snapshot is a copy of the training state in node memory.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from concertina_protocol.messages.undone import Undone
 
 
 class State(OpenEnum):
-    """State of an agent, and of a member in a round."""
+    """State of an agent, and of a member in a round.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     IDLE = "idle"
     PREPARED = "prepared"
@@ -24,7 +30,10 @@ class State(OpenEnum):
 
 
 class RestoreSource(OpenEnum):
-    """Source of the state with which a round begins."""
+    """Source of the state with which a round begins.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     FRESH = "Fresh"
     MEMORY = "Memory"
@@ -44,7 +53,10 @@ class StorageHealth(OpenEnum):
 class SnapshotId:
     """Identity of a snapshot: the state of all ranks after one step, saved in `shards` shard files.
 
-    All its shard files are of the same round, step and layout.
+    A round is a period in which a fixed set of replicas trains. All its shard files are of the same round, step and
+    layout.
+
+    A snapshot is a copy of the training state in node memory.
     """
 
     round: int
@@ -56,7 +68,10 @@ class SnapshotId:
 
 @dataclasses.dataclass(frozen=True)
 class HeldSnapshot:
-    """Complete and verified shards of one snapshot that an agent has, including copies of another replica's shards."""
+    """Complete and verified shards of one snapshot that an agent has, including copies of another replica's shards.
+
+    A snapshot is a copy of the training state in node memory.
+    """
 
     id: SnapshotId
     shards: tuple[int, ...]
@@ -101,7 +116,7 @@ class Durable:
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """What an agent knows about durable storage.
+    """Facts that an agent knows about durable storage, such as the newest checkpoint.
 
     A message has None instead of this object if the job has no checkpoint.uri, or if it runs a user's own command that
     does not use storage.
@@ -121,7 +136,10 @@ class Storage:
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """Replica that may become a member of a round."""
+    """Replica that may become a member of a round.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     replica: str
     """Name of the pod, which is unique for each attempt of a replica."""
@@ -131,7 +149,10 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """Replica that is a member of a round."""
+    """Replica that is a member of a round.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     replica: str
     instance: str
@@ -175,6 +196,8 @@ class Restore:
 
     The new round continues from the step `step` of round `base_round`. Snapshots of earlier rounds with a later step
     are invalid and are deleted.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
     source: RestoreSource
@@ -210,6 +233,6 @@ class Restore:
     def bars(self, durable: Durable, uid: str) -> bool:
         """Return whether the job with uid `uid` must not continue from the checkpoint `durable`.
 
-        That is the case if a rollback of this job has undone the checkpoint, or if the checkpoint is damaged.
+        The result is True if a rollback of this job has undone the checkpoint, or if the checkpoint is damaged.
         """
         return durable.uri in self.damaged or (durable.uid == uid and self.voids(durable))

@@ -1,7 +1,9 @@
 """Differences between two consecutive reports of one agent, which are sent instead of whole reports.
 
-The size of a difference depends on what has changed, and not on the number of members. So a coordinator of a thousand
-members sends only a few hundred bytes per second (decision "Reports contain all fields").
+The size of a difference depends only on the changes, and not on the number of members. A coordinator of a thousand
+members therefore sends only a few hundred bytes per second (decision "Reports contain all fields").
+
+The coordinator is the agent of rank 0.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from concertina_protocol.messages.reports import MemberState, Progress, Report
 class ReportChange:
     """Difference between a report and the previous one.
 
-    An agent sends differences instead of whole Reports if the operator has sent a Watch with `changes`. The first
-    Report is sent whole. `report` is the new report, except that its field `members` has only the members that have
-    changed.
+    The operator's message Watch asks an agent for a stream of Reports. If its field `changes` is set, the agent sends
+    the first Report whole, and then only differences. `report` is the new report, except that its field `members` has
+    only the members that have changed.
     """
 
     report: Report

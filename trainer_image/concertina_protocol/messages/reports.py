@@ -1,4 +1,7 @@
-"""Reports of an agent about itself, and of a coordinator about its round."""
+"""Reports of an agent about itself, and of a coordinator (the agent of rank 0) about its round.
+
+A round is a period in which a fixed set of replicas trains.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ MOST_LAST_LINES, LONGEST_LAST_LINE = 20, 400
 
 
 class FailureReason(OpenEnum):
-    """Reason why a member of a round failed. The operator has more reasons, for failures that it detects itself."""
+    """Reason why a member of a round failed. The operator has more reasons, for failures that it detects itself.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     WORKER_FAILED = "WorkerFailed"
     WORKER_SIGNALED = "WorkerSignaled"
@@ -60,6 +66,8 @@ class Failure:
 
     The first failure of a round is the cause of its end. If other ranks fail because they have lost the connection to
     the failed rank, their failures have `secondary` set.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
     replica: str
@@ -106,7 +114,10 @@ class CheckpointInterval:
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotInterval:
-    """Interval between snapshots, for the job's status: the number of steps, and the measured cost."""
+    """Interval between snapshots, for the job's status: the number of steps, and the measured cost.
+
+    A snapshot is a copy of the training state in node memory.
+    """
 
     steps: int
     """Number of steps between the last two snapshots. A failure causes at most this many steps to be trained again."""
@@ -174,7 +185,10 @@ MOST_METRICS = 32
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """Progress of the round's training, as the worker with rank 0 reports it."""
+    """Progress of the round's training, as the worker with rank 0 reports it.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     step: int
     """Number of steps that have finished since the run began."""
@@ -242,7 +256,10 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One shard of a snapshot that has been uploaded to durable storage."""
+    """One shard of a snapshot that has been uploaded to durable storage.
+
+    A snapshot is a copy of the training state in node memory.
+    """
 
     id: SnapshotId
     shard: int
@@ -254,7 +271,7 @@ class Part:
 class Heartbeat:
     """Phase of one worker, and the seconds since its last progress.
 
-    Seconds are sent rather than times, because clocks of different machines may differ.
+    The message has a number of seconds and no time of day, because clocks of different machines may differ.
     """
 
     rank: int
@@ -274,7 +291,10 @@ class Heartbeat:
 
 @dataclasses.dataclass(frozen=True)
 class Hang:
-    """Hang of a round, in which no rank makes progress."""
+    """Hang of a round, in which no rank makes progress.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     replica: str
     """Replica of the worker that the other workers wait for, or "" if no worker is behind."""
@@ -323,7 +343,10 @@ class Busy:
 
 @dataclasses.dataclass(frozen=True)
 class MemberState:
-    """State of a member of the round. Each member sends it to the coordinator."""
+    """State of a member of the round. Each member sends it to the coordinator.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     replica: str
     instance: str
@@ -389,7 +412,8 @@ class MemberState:
 class Report:
     """Report of an agent about itself.
 
-    A coordinator also reports the members, the progress and the failures of its round.
+    The coordinator is the agent of rank 0. A round is a period in which a fixed set of replicas trains. A coordinator
+    also reports the members, the progress and the failures of its round.
     """
 
     replica: str

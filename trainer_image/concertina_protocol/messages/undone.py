@@ -11,7 +11,10 @@ MOST_UNDONE = 16
 
 @dataclasses.dataclass(frozen=True)
 class Undone:
-    """Rollback that makes states invalid: all states of rounds up to `round` that are later than `step`."""
+    """Rollback that makes states invalid: all states of rounds up to `round` that are later than `step`.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     round: int
     step: int

@@ -1,12 +1,12 @@
 """Spool: a folder in the node's volume with a run's records that wait to be sent to a tracking tool.
 
 The spool consists of segments, which are files of lines named `<first number>.jsonl`. Records are numbered: the number
-of a record is the number of its segment plus its index in that file. So a reader remembers its position as one number.
-The writer limits the total size of the segments.
+of a record is the number of its segment plus its index in that file. The position of a reader is therefore a single
+number. The writer limits the total size of the segments.
 
-One process writes and another process reads, without waiting for each other. Files are not synced, because the volume
-outlives processes and containers. If the node loses power, the last records can be lost, and the reader's stored
-position may be higher than the number of the last remaining record. New records then continue from the reader's
+One process writes and another process reads, without waiting for each other. Files are not synced to the disk, because
+the volume outlives processes and containers. If the node loses power, the last records can be lost, and the reader's
+stored position may be higher than the number of the last remaining record. New records then continue from the reader's
 position. The module uses the standard library only and supports Python 3.9 and later.
 """
 
@@ -193,7 +193,7 @@ def _record(line: bytes) -> Optional[Record]:
 def _whole_lines(path: Path, begin: int) -> tuple[list[bytes], int]:
     """Return the complete lines of a file from byte `begin` on, and their total size in bytes.
 
-    If the file no longer exists, there are no lines.
+    If the file no longer exists, the result has no lines.
     """
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(begin)

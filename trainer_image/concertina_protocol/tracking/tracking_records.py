@@ -1,7 +1,8 @@
 """Records of a run for a tracking tool. Each record is one line of JSON.
 
-The coordinator of a round writes a record when an event happens. `concertina_tracking` sends records to the tool later,
-and may send a record twice. The module uses the standard library only and supports Python 3.9 and later.
+The coordinator is the agent of rank 0. The coordinator of a round writes a record when an event happens.
+`concertina_tracking` sends records to the tool later, and may send a record twice. The module uses the standard library
+only and supports Python 3.9 and later.
 """
 
 from __future__ import annotations

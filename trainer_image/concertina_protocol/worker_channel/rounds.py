@@ -1,9 +1,9 @@
 """Rounds of one worker process: the channel through which the bundled trainer or a script enters and leaves rounds.
 
 A round is a period in which a fixed set of replicas trains. The agent's message Leave can arrive while the main thread
-waits in a collective for a rank that is gone. So another thread reads the channel. On Leave, it aborts the process
-groups, and their collectives raise in the main thread. From then on, no message of the round leaves the process: each
-use of the channel raises RoundLeft, in any thread.
+waits in a collective for a rank that is gone. Another thread therefore reads the channel. When Leave arrives, it aborts
+the process groups, so that their collectives raise an error in the main thread. From then on, no message of the round
+leaves the process: each use of the channel raises RoundLeft, in any thread.
 """
 
 from __future__ import annotations
@@ -34,12 +34,17 @@ def _keep(message: Message) -> bool:
 class RoundLeft(BaseException):
     """The agent has ended the round.
 
-    It is not an Exception, so that no `except Exception` in the trainer or in a script catches it.
+    The class does not derive from Exception, so that no `except Exception` in the trainer or in a script catches it.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
 
 class RoundChannel:
-    """Channel from a worker to its agent, which the worker uses in one round after another."""
+    """Channel from a worker to its agent, which the worker uses in one round after another.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     def __init__(self, end: WorkerEnd, abort: Callable[[], None]) -> None:
         """Start the thread that reads. `abort` aborts all process groups, and is called from that thread."""
@@ -144,7 +149,7 @@ class RoundChannel:
     def end_round(self) -> None:
         """End the round in this process, after the main thread has left it.
 
-        After this call, the reading thread does not abort process groups any more.
+        The thread that reads the channel does not abort process groups after this call.
         """
         with self.changed:
             self._round, self._over = None, True
@@ -153,14 +158,14 @@ class RoundChannel:
     def complete_round(self) -> None:
         """End the round because its work is complete. The process continues with other work.
 
-        After this call, the reading thread does not abort process groups any more.
+        The thread that reads the channel does not abort process groups after this call.
         """
         with self.changed:
             self._round = None
             self.changed.notify_all()
 
     def say_left(self, left: Left) -> None:
-        """Send `left`, the last message of this process in a round, after the round has ended here."""
+        """Send `left`, the last message of this process in a round. The round has already ended in this process."""
         self._end.send(left)
 
     def next_round(self) -> Enter:
@@ -206,7 +211,7 @@ class RoundChannel:
     def _leave(self, round: int) -> None:
         """Abort the process groups repeatedly until the main thread has left the round.
 
-        Nothing is aborted if the main thread is not in this round.
+        If the main thread is not in this round, abort nothing.
         """
         with self.changed:
             self._last_left = max(self._last_left, round)

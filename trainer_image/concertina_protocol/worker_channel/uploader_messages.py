@@ -61,7 +61,7 @@ class Ship:
 
 @dataclasses.dataclass(frozen=True)
 class Shipped:
-    """Answer to Ship: it says that the shard is in storage, or contains an error."""
+    """Answer to Ship: whether the shard is in storage, or an error."""
 
     id: SnapshotId
     shard: int
@@ -75,6 +75,8 @@ class Publish:
 
     The uploader writes the manifest, makes the file LATEST name the checkpoint, and deletes the oldest checkpoints if
     there are more than `keep`. It reads the sizes and checksums of the shards from storage. The answer is Published.
+
+    The coordinator is the agent of rank 0.
     """
 
     id: SnapshotId
@@ -107,6 +109,8 @@ class Undo:
     If the file `LATEST` names a checkpoint of this job that the rollback has undone, the uploader changes `LATEST` to
     an earlier checkpoint. From then on, `LATEST` never names an undone checkpoint again. The request may be repeated.
     The answer is StorageState.
+
+    The coordinator is the agent of rank 0.
     """
 
     undone: Undone

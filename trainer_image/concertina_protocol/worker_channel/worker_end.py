@@ -71,8 +71,8 @@ class WorkerEnd:
     def finish(self) -> None:
         """Before the process exits, wait until the agent has read all messages. Nothing can be sent afterwards.
 
-        If the process exits without this call, and the agent then writes to the process, messages that the agent has
-        not read are lost.
+        Without this call, messages that the agent has not read yet can be lost: this happens if the agent writes to the
+        process after its exit.
         """
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)

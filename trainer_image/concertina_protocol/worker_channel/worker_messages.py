@@ -32,10 +32,13 @@ communicating with each other:
                                                 call, and each rank reaches it, because no rank waits for a result that
                                                 another rank has yet to compute
 
-A slot must not be overwritten while its shard is being uploaded. So the worker creates a hard link to the slot's file
-before it sends WantDurable (`WantDurable.path`). A worker never writes into a file with more than one name: it puts a
-new file into the slot instead. The agent passes the path of the link to its uploader, which removes the link when the
-shard is in storage. The agent removes the links of shards that it does not upload.
+A worker writes snapshots into files (slots) by turns. A slot must not be overwritten while its shard is being uploaded.
+The worker therefore creates a hard link to the slot's file before it sends WantDurable (`WantDurable.path`). It never
+writes into a file with more than one name, and puts a new file into the slot instead. The agent passes the path of the
+link to its uploader, which removes the link when the shard is in storage. The agent removes the links of shards that it
+does not upload.
+
+A round is a period in which a fixed set of replicas trains. A snapshot is a copy of the training state in node memory.
 """
 
 from __future__ import annotations
@@ -80,7 +83,8 @@ class CallList:
 class Left:
     """Last message of a worker in a round, if its process continues in the next round.
 
-    The worker has closed the round's process groups and files, so it can't change anything of that round any more.
+    A round is a period in which a fixed set of replicas trains. The worker has closed the round's process groups and
+    files, so it can no longer change the state of that round.
     """
 
     round: int
@@ -150,7 +154,10 @@ class Fetch:
 
 
 class Outcome(OpenEnum):
-    """Outcome of a worker that has finished its round."""
+    """Outcome of a worker that has finished its round.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     COMPLETE = "complete"
     DRAINED = "drained"
@@ -190,9 +197,10 @@ class Register:
 
 @dataclasses.dataclass(frozen=True)
 class KeepsState:
-    """Message that a user's own command saves snapshots by `trainingjob.State`, as the bundled trainer always does.
+    """Message that a user's own command saves snapshots by `trainingjob.State`. The bundled trainer always saves them.
 
-    Another replica then copies the snapshots, and the agent uploads checkpoints.
+    A snapshot is a copy of the training state in node memory. Another replica then copies the snapshots, and the agent
+    uploads checkpoints.
     """
 
     rank: int
@@ -214,7 +222,10 @@ class CallCount:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """First message of the agent to a worker in a round: the source of the state, and other facts about the round."""
+    """First message of the agent to a worker in a round: the source of the state, and other facts about the round.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     restore: Restore
     world: int
@@ -237,14 +248,20 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Leave:
-    """Request to leave this round at once, at any point of a step. The answer is Left."""
+    """Request to leave this round at once, at any point of a step. The answer is Left.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     round: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Enter:
-    """Message to a worker that has left its round: the next round begins. The answer is Hello."""
+    """Message to a worker that has left its round: the next round begins. The answer is Hello.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     environment: Mapping[str, str]
     """Environment variables of the worker that change from round to round."""
@@ -279,7 +296,10 @@ class DrainRequest:
 
 @dataclasses.dataclass(frozen=True)
 class SaveNow:
-    """Request to rank 0 to make the next snapshot a checkpoint, and to continue training."""
+    """Request to rank 0 to make the next snapshot a checkpoint, and to continue training.
+
+    A snapshot is a copy of the training state in node memory.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,14 +317,18 @@ class TraceSteps:
 
 @dataclasses.dataclass(frozen=True)
 class ListCalls:
-    """Question to a worker of a round that hangs: which collectives has it called? The answer is CallList."""
+    """Question to a worker of a round that hangs: which collectives has it called? The answer is CallList.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class CopiedUpTo:
     """Message that this rank's shards of snapshots up to a step are copied to another replica.
 
-    If no other replica keeps copies for this one, the agent sends the message as soon as a snapshot is committed.
+    A snapshot is a copy of the training state in node memory. If no other replica keeps copies for this one, the agent
+    sends the message as soon as a snapshot is committed.
     """
 
     step: int

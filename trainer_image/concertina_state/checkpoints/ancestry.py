@@ -1,4 +1,7 @@
-"""Ancestors of a state: the earlier checkpoints of the rounds that led to the state."""
+"""Ancestors of a state: the earlier checkpoints of the rounds that led to the state.
+
+A round is a period in which a fixed set of replicas trains.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,8 @@ def parent_of(
 ) -> ParentCheckpoint | None:
     """Return the newest existing checkpoint that led to the state `id`, or None if there is none.
 
-    Usually, the object LATEST in storage names this checkpoint. But LATEST can also name a checkpoint of another round
-    that did not lead to the state (decision "The parent of a checkpoint").
+    The object LATEST in storage usually names this checkpoint. But LATEST can also name a checkpoint that did not lead
+    to the state, because another round wrote it (decision "The parent of a checkpoint").
 
     Raises:
         StorageError: When durable storage can't be read.

@@ -1,9 +1,10 @@
 """The checkpoint of a run's folder with the lowest evaluation loss.
 
 A manifest records the loss that was measured after the checkpoint's own step. With `checkpoint.keepBest`, `LATEST`
-names the best checkpoint too. It is changed by the same write that makes `LATEST` name the newest one.
+names the best checkpoint too. The same write makes `LATEST` name the newest and the best checkpoint.
 
-Losses of different documents, or of other sequences of them, can't be compared. If they differ, the newer one counts.
+Losses can be compared only if they were measured on the same sequences of the same documents. If two checkpoints differ
+in this, the newer one counts as better.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def best_in(folder: ObjectPrefix, is_void: IsVoid) -> BestCheckpoint | None:
 
 
 def run_of_best(uri: str) -> ObjectPrefix | None:
-    """Return the folder of the run whose best checkpoint a URI stands for, or None if the URI names another folder.
+    """Return the run's folder if a URI means the best checkpoint of a run; None if the URI names an ordinary folder.
 
     Files of weights may be in a folder with the same name.
 
@@ -101,7 +102,7 @@ def _never(uid: str, round: int, step: int) -> Undone | None:
 
 
 def still_best(latest: Latest, folder: ObjectPrefix) -> BestCheckpoint | None:
-    """Return the best checkpoint that `LATEST` names, or another one if a rollback has undone it.
+    """Return the best checkpoint that `LATEST` names. If a rollback has undone it, return the best remaining one.
 
     Raises:
         StorageError: When durable storage can't be read.

@@ -176,8 +176,8 @@ def _copy_shard(
 def to_prune(folder: ObjectPrefix, keep: int, keep_every: int | None) -> list[CheckpointKey]:
     """Return the checkpoints that `prune` would delete, oldest first.
 
-    Checkpoints of another job are not deleted if they are newer than the checkpoint that LATEST names. The other job
-    may have continued from that checkpoint, and may be about to finish its own first one.
+    Checkpoints of another job that are newer than the checkpoint in LATEST are not deleted. The other job may have
+    continued from the checkpoint in LATEST, and may be about to finish its own first checkpoint.
 
     Raises:
         InvalidInput: When LATEST does not exist or names no checkpoint.
@@ -204,7 +204,7 @@ def prune(folder: ObjectPrefix, keys: list[CheckpointKey]) -> list[CheckpointKey
 
 
 def run_of(uri: str) -> str:
-    """Return the URI of the run's folder, given the URI of a checkpoint's own folder."""
+    """Return the URI of a run's folder, given the URI of a checkpoint's folder in it."""
     return uri.rsplit("/", 3)[0]
 
 

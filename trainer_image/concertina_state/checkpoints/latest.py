@@ -1,11 +1,13 @@
 """The object `LATEST`, which names the newest checkpoint of a folder, and the rules for changing it.
 
 `LATEST` never moves back to an earlier round or step of a job. A job may replace another job's checkpoint in `LATEST`
-only if the job was started from exactly that checkpoint. So two running jobs can't share a folder (decision
+only if the job was started from exactly that checkpoint. Two running jobs therefore can't share a folder (decision
 "Replacement of another job's LATEST").
 
 `LATEST` also lists the states that a rollback has undone (see `rollback`). `LATEST` never names such a state again,
 even if the state is published late.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ class Fenced(Exception):
     """Error that this job may not publish a checkpoint, because another job or a later round has published one.
 
     The error's text is a sentence for users.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
 
@@ -134,9 +138,9 @@ def check_fence(ours: Durable, continued: Continued | None, latest: Latest | Non
 def check_round(ours: Durable, latest: Latest | None) -> None:
     """Check that this job may publish the checkpoint `ours`, given the present contents of `LATEST`.
 
-    A checkpoint of an earlier round may be published until a later round has published one. Only a write to storage at
-    the beginning of each round could prevent this, and then no round could begin while storage is unavailable (decision
-    "No fence at the start of a round").
+    A checkpoint of an earlier round may be published until a later round has published one. To prevent this, each round
+    would have to begin with a write to storage. No round could then begin while storage is unavailable (decision "No
+    fence at the start of a round").
 
     Raises:
         Fenced: When a rollback has undone the state, or `LATEST` names a checkpoint of a later round or step.
@@ -193,7 +197,7 @@ def _read_latest(folder: ObjectPrefix) -> tuple[Latest | None, UpdateVersion | N
 
 
 def _lying_in(folder: ObjectPrefix, durable: Durable) -> Durable:
-    """Return the checkpoint `durable` with its URI corrected to `folder`.
+    """Return the checkpoint `durable` with its URI set to `folder`.
 
     The URI in `LATEST` can be outdated, because the run's folder may have been moved or copied.
     """

@@ -46,7 +46,7 @@ class CheckpointKey:
 
     @staticmethod
     def of(key: str) -> tuple[CheckpointKey, str] | None:
-        """Return the checkpoint that an object belongs to, and the object's key within the checkpoint's folder.
+        """Return the checkpoint to which an object belongs, and the object's key within the checkpoint's folder.
 
         The result is None if the object belongs to no checkpoint.
         """
@@ -114,7 +114,7 @@ class EvaluationResult:
 
     @staticmethod
     def after(step: int, evaluations: Evaluations) -> EvaluationResult | None:
-        """Return the result for the checkpoint of a step, or None if the last evaluation was after another step."""
+        """Return the evaluation result of a checkpoint's step; None if the last evaluation was of another step."""
         if not step or evaluations.step != step:
             return None
         return EvaluationResult(evaluations.loss, evaluations.sets, evaluations.of)
@@ -190,9 +190,9 @@ def _version(name: str) -> str:
 def running_crc32(blocks: Iterable[memoryview], ends: MutableSequence[int]) -> Iterator[memoryview]:
     """Yield the blocks of a file, and append the crc32 of the file up to the end of each block to `ends`.
 
-    One pass computes the checksums of the whole file and of its blocks (decision "Running checksums of blocks"). A
-    restore with another number of ranks reads only byte ranges of a file, and verifies them by the checksums of the
-    blocks.
+    A single read of the file computes the checksums of the file and of its blocks (decision "Running checksums of
+    blocks"). A restore with another number of ranks reads only parts of a file, and verifies them by the checksums of
+    the blocks.
     """
     value = 0
     for block in blocks:

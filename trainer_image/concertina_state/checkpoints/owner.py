@@ -49,7 +49,7 @@ class Owner:
 
 
 class Ownership(enum.Enum):
-    """What a job may do in a checkpoint folder that it wants to use."""
+    """Ways in which a job may use a checkpoint folder: for example, it already owns the folder."""
 
     OWNS = "Owns"
     CREATE = "Create"

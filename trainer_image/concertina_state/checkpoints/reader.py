@@ -248,7 +248,8 @@ def _runs(parts: Sequence[tuple[int, memoryview]]) -> Iterator[list[tuple[int, m
 def _covering(run: Sequence[tuple[int, memoryview]], begin: int, end: int) -> list[memoryview]:
     """Return memory for all bytes from `begin` to `end` of a file, as views that follow one another.
 
-    The memory of the requested parts (`run`) is used for their bytes. The bytes between them go into new buffers.
+    The bytes of the requested parts (`run`) go into the memory of these parts. The bytes between the parts go into new
+    buffers.
     """
     views: list[memoryview] = []
     for offset, target in run:

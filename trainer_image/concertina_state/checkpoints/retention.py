@@ -2,8 +2,9 @@
 
 Before a reader reads the manifest, it creates a lease, which is an object in `<checkpoint>/readers/`. A process that
 deletes a checkpoint first removes the manifest and then looks for leases. If it finds a lease, it puts the manifest
-back. So either the reader finds no manifest and uses a newer checkpoint, or the deleting process finds the lease
-(decision "Readers of checkpoints hold leases"). A lease expires after six hours, in case its reader has died.
+back. There are then only two cases: the reader finds no manifest and uses a newer checkpoint, or the deleting process
+finds the lease (decision "Readers of checkpoints hold leases"). A lease expires after six hours, in case its reader has
+died.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def doomed(
     - A checkpoint that a rollback has undone is kept only if `latest` is this checkpoint.
     - Shards of an unfinished checkpoint are kept as long as no newer checkpoint is finished. Until then, the checkpoint
       can still be finished.
-    - Checkpoints with another uid than that of `latest` are from a job that this job continued from. They count as
+    - Checkpoints whose uid differs from that of `latest` are from a job that this job continued from. They count as
       older.
     """
     rollbacks, age = tuple(undone), functools.partial(_age, latest)
@@ -92,7 +93,7 @@ def _milestones(ordered: list[CheckpointKey], every: int) -> Iterator[Checkpoint
 def sweep(
     folder: ObjectPrefix, latest: Durable, before: Collection[str], undone: Iterable[Undone], keeping: Keeping
 ) -> list[CheckpointKey]:
-    """Delete the checkpoints of this job that `keeping` does not require, and return them. The best one is kept.
+    """Delete the checkpoints of this job that `keeping` does not require, and return them. Never delete the best one.
 
     `before` has the uids of earlier jobs whose checkpoints are deleted by the same rules: the job that this job
     continued from, and the job that had the best checkpoint until now.
@@ -131,9 +132,9 @@ def found(entries: Mapping[str, ObjectEntry]) -> tuple[set[CheckpointKey], set[C
 
 
 def since(entries: Mapping[str, ObjectEntry], key: str) -> set[CheckpointKey]:
-    """Return the checkpoints of which an object was written after the object `key`, or at the same time.
+    """Return the checkpoints with an object that was not written before the object `key`.
 
-    The store's clock gives the times.
+    The times are by the store's clock.
     """
     written_at = entries[key].at if key in entries else None
     written_keys = (

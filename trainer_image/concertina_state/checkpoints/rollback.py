@@ -1,7 +1,8 @@
 """Rollback in durable storage.
 
-After a rollback, `LATEST` names the newest checkpoint that was not undone. `LATEST` also lists what was undone, because
-an undone checkpoint may be published late (decision "LATEST lists the rollbacks").
+A rollback undoes the checkpoints after a step. Afterwards, `LATEST` names the newest checkpoint that was not undone.
+`LATEST` also lists the rollback, because an undone checkpoint may be published late (decision "LATEST lists the
+rollbacks").
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def usable(durable: Durable, uid: str, restore: Restore) -> Durable | None:
 
 
 def none_left(damaged: Sequence[str]) -> DamagedInput:
-    """Return the error that damage has left no usable checkpoint.
+    """Return the error for a run of which all checkpoints are damaged or undone.
 
     The error ends the run. Only a user may decide to start it again from step 0.
     """
@@ -152,9 +153,9 @@ def _before(
 ) -> list[CheckpointKey]:
     """Return checkpoints of the earlier job that this job continued from, in order of preference.
 
-    They are the checkpoint that this job continued from, and older ones. A rollback makes all steps after its own step
-    suspect. So checkpoints that are not later than the step of any rollback in `undone` come first, newest first. All
-    other checkpoints follow, also newest first.
+    The result has the checkpoint that this job continued from, and older ones. A rollback to a step makes all later
+    steps suspect. The checkpoints that are not later than the step of any rollback in `undone` therefore come first,
+    newest first. All other checkpoints follow, also newest first.
     """
     ours = _readable(folder, sorted(finished, key=_age, reverse=True))
     continued = next((manifest.continued for _, _, manifest in ours), None)

@@ -66,7 +66,7 @@ class Box:
 
 @dataclasses.dataclass(frozen=True)
 class ReadItem:
-    """Contiguous bytes to read from a shard's file, which are whole rows of a stored box (a part of a tensor).
+    """Contiguous bytes to read from a shard's file: whole rows of a stored box (rectangular part of a tensor).
 
     A row is the part of the box at one index of the first dimension. `target` is a requested chunk. `box` has the
     elements of these rows that belong to `target`.
@@ -87,7 +87,7 @@ class ReadItem:
     def split(self, most: int) -> Iterator[ReadItem]:
         """Divide the item into items whose bytes do not cross a multiple of `most` in the file, and yield these.
 
-        An item always has whole rows. So if a row is longer than `most` bytes, the item of that row is longer too.
+        An item always has whole rows. If a row is longer than `most` bytes, its item is therefore longer too.
         """
         if not self.rows.shape or self.begin % most + self.size <= most:
             yield self

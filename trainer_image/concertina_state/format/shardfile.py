@@ -180,8 +180,8 @@ class Header:
 class Layout:
     """Position of each chunk in the file of a shard.
 
-    All snapshots of the same arrays have the same layout. From one snapshot to the next, only the metadata in the
-    header change.
+    A snapshot is a copy of the training state in node memory. All snapshots of the same arrays have the same layout.
+    From one snapshot to the next, only the metadata in the header change.
     """
 
     def __init__(self, chunks: Sequence[Chunk], trainer: str = "") -> None:

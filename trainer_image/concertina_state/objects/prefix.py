@@ -246,7 +246,7 @@ class ObjectPrefix:
             self._whole(lambda: obstore.put(self._store, key, value, chunk_size=chunk))
 
     def settle(self, keys: Sequence[str]) -> None:
-        """Wait until a power loss can no longer destroy the objects with these keys.
+        """Wait until the objects with these keys are durable: they survive a power loss.
 
         In a cloud store, objects are durable as soon as they are written. In a folder, the files are synced here,
         because the kernel writes them to the disk later (decision "Checkpoint files are synced to disk").
@@ -339,7 +339,7 @@ class ObjectPrefix:
     def _whole(self, ask: Callable[[], T]) -> T:
         """Return the result of the request `ask`.
 
-        If the connection ends before the answer is complete, repeat the request. obstore does not repeat such requests
+        If the connection ends before the answer is complete, repeat the request, because obstore does not do this
         itself. The request must be safe to repeat.
 
         Raises:

@@ -33,7 +33,7 @@ REQUEST = timedelta(minutes=15)
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadIdentity:
-    """Identity that the cloud gives to a pod by a token, and advice what to check if the store refuses the identity.
+    """Identity that the cloud gives to a pod by a token, and advice on what to check if the store refuses it.
 
     `who` names the identity. It is "" if there is none.
     """

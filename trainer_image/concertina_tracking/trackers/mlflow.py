@@ -104,7 +104,8 @@ class MlflowRun:
     def _describe(self, logged_parameters: Mapping[str, str], about: About) -> None:
         """Log the parameters and tags of the run.
 
-        MLflow does not allow a parameter to change. If a parameter has another value now, a tag records this.
+        MLflow does not allow a parameter to change. If the run has already logged another value of a parameter, a tag
+        records the new value.
         """
         parameters = {_name(name): value for name, value in about.parameters.items()}
         new = [Param(name, value) for name, value in parameters.items() if name not in logged_parameters]

@@ -1,9 +1,9 @@
 """Changes of spec.trainer since a state was saved, and whether training can resume from the state.
 
-The names and shapes of tensors do not show most of a model's arithmetic: how many heads share a row of weights, the
-base of the rotary positions, how experts are scored. Names and shapes do not show the order of the data either. So the
-configuration that is saved with the state is compared with the present one (decision "A resumed run keeps its model and
-its order of data"). The module does not import torch.
+The names and shapes of tensors do not show most of a model's arithmetic, for example the number of attention heads, the
+base of the rotary positions, or how experts are scored. They do not show the order of the data either. The
+configuration that is saved with the state is therefore compared with the present one (decision "A resumed run keeps its
+model and its order of data"). The module does not import torch.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _identity(config: TrainerConfig) -> dict[str, Any]:
 
 
 def _optimizer_state(optimizer: OptimizerConfig) -> dict[str, Any]:
-    """Return the fields that determine which moments there are, and their meaning.
+    """Return the fields that determine which moments the optimizer has, and their meaning.
 
     The names of moments do not tell optimizers apart: Adam and RAdam have moments of the same names.
     """

@@ -75,7 +75,7 @@ class MemoryConfig(Section):
 
     @property
     def resharding(self) -> Resharding | None:
-        """When blocks free their gathered weights (Always or Never), or None if the trainer chooses."""
+        """Setting of when blocks free their gathered weights (Always or Never), or None if the trainer chooses."""
         return None if self.reshard_after_forward is Resharding.auto else self.reshard_after_forward
 
     @property

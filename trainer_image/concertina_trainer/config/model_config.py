@@ -222,7 +222,7 @@ class LoraConfig(Section):
 
     @property
     def training_scale(self) -> float:
-        """Scale of the adapters in training, where the elements that are not dropped are larger."""
+        """Scale of the adapters in training. It accounts for dropout, which scales the remaining elements up."""
         return self.scale / (1 - self.dropout)
 
 
@@ -404,7 +404,7 @@ class ModelConfig(Section):
     def _sized(cls, data: Any) -> Any:
         """Fill in the fields that a named size determines.
 
-        The API server has filled in defaults, so a field with its default value counts as not set.
+        The API server has already filled in defaults, so a field with its default value is treated as not set.
         """
         if not isinstance(data, Mapping) or data.get("size") not in list(ModelSize):  # it may not be hashable
             return data
@@ -702,7 +702,7 @@ _NO_DECODER = " && ".join(_unsaid(*field) for field in _OF_THE_DECODER.items())
 
 
 def _of_size(name: str) -> str:
-    """Return a CEL expression that is true if the field `name` is not set, or has the value of the job's named size."""
+    """Return a CEL expression that is true if the field `name` agrees with the job's named size, or is not set."""
     default = _OF_THE_DECODER[name]
     return f"({_unsaid(name, default)} || self.{to_camel(name)} == {value_of_size(to_camel(name), 'self.size')})"
 

@@ -70,7 +70,7 @@ def _hyperparameter_rule(name: str) -> SectionRule:
 
 
 def _averages_slowly(optimizer: OptimizerConfig) -> bool:
-    """Return whether the optimizer keeps a moment whose change in a step can be too small for bfloat16."""
+    """Return whether the optimizer has a moment that changes too little in a step for bfloat16 to represent."""
     values = [optimizer.hyperparameters[name] for name in optimizer.kind.averages]
     factors = [factor for value in values for factor in (value if isinstance(value, list) else [value])]
     return optimizer.name is OptimizerName.adagrad or max(factors) > MOST_AVERAGING
@@ -233,7 +233,10 @@ class OptimizerConfig(Section):
         return of_moments + (0 if self.ema_decay is None else 4 * trained)
 
     def resolved_ema_decay(self, step: int) -> float:
-        """Return the decay of averages in the update after `step` steps: (1 + step) / (10 + step), up to emaDecay."""
+        """Return the decay of the average in the update after `step` steps.
+
+        This is (1 + step) / (10 + step), but at most emaDecay.
+        """
         return min(self.ema_decay or 0.0, (1 + step) / (10 + step))
 
     @property

@@ -81,7 +81,7 @@ class ParallelismConfig(BaseModel):
 
     @property
     def expert_shards(self) -> int:
-        """Number of positions in the shard dimension (FSDP) over which an expert group extends.
+        """Number of positions in the shard dimension (FSDP) that an expert group spans.
 
         An expert group first takes ranks of the same context and tensor group. If these are too few, it also takes
         ranks at other positions in the shard dimension.

@@ -187,7 +187,9 @@ class ChatTemplate:
         return plain, spans
 
     def _by_prefixes(self, messages: Sequence[Message], tools: object) -> tuple[str, list[Span]]:
-        """Return the text, and the span that each turn of the assistant adds to the text of the messages before it.
+        """Return the text of a chat, and the span (range of characters) of each turn of the assistant in it.
+
+        A turn's span is the text that is added when the turn is added to the messages before it.
 
         Raises:
             InvalidInput: When the text up to a turn is not the beginning of the whole text.
@@ -207,7 +209,7 @@ class ChatTemplate:
         return text, spans
 
     def _turn(self, messages: Sequence[Message], number: int, tools: object) -> Span:
-        """Return the span of message `number` in the text of all messages up to this one.
+        """Return the span (range of characters) of message `number` in the text of all messages up to it.
 
         Raises:
             InvalidInput: When the text of the messages before this one is not the beginning of the text up to this one.

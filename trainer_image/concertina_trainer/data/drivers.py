@@ -30,7 +30,7 @@ _ADVICE = {
 def listed(uri: str) -> dict[str, ObjectEntry]:
     """Return the size and time of each file below a URI, keyed by its path relative to the URI.
 
-    The key is "" if the URI is itself a file. A time that the driver does not report is 1970.
+    The key is "" if the URI is itself a file. If the driver does not report a file's time, the time is in 1970.
 
     Raises:
         InvalidInput: When the driver is not installed, or the URI does not exist.

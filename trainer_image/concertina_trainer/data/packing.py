@@ -1,7 +1,8 @@
-"""Number of sequences of a certain length that each shard yields when its documents are packed.
+"""Packing of documents into sequences of one length: the number of sequences that each shard yields.
 
-The order of a run needs these numbers of all shards before it reads any of them (decision "Packing is planned per shard
-and counted beforehand"). `concertina data pack` computes them and writes them beside the manifest.
+These numbers determine the order of a run's data, so a run needs them for all shards before it reads any shard
+(decision "Packing is planned per shard and counted beforehand"). `concertina data pack` computes them and writes them
+beside the manifest.
 """
 
 from __future__ import annotations

@@ -34,11 +34,11 @@ gets None instead of random numbers. It returns the sample, in which arrays can 
 
 
 class Refused(Exception):
-    """Error that a transform failed, or returned something else than a sample of the same shape."""
+    """Error that a transform failed, or that its result is not a sample of the same shape."""
 
 
 def transformed(transform: Transform, sample: Sample, seed: int | None, vocab_size: int) -> Sample:
-    """Return what the transform makes of a sample. `seed` is None in an evaluation.
+    """Return the result of the transform for a sample. `seed` is None in an evaluation.
 
     Raises:
         Refused: When the transform fails, or its result can't be used.

@@ -4,7 +4,7 @@ The plan depends only on the lengths of the documents, so it is the same on ever
 
 A sequence of length L has at most L + 1 tokens. It consists of segments, each of which belongs to one document. Within
 a segment, each token but the first is predicted, so a segment of n tokens has n - 1 predictions. A document of more
-than L + 1 tokens becomes several segments, such that each of its tokens but the first is predicted.
+than L + 1 tokens becomes several segments. Each of its tokens except the first is predicted in one of them.
 """
 
 from __future__ import annotations

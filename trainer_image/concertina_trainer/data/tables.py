@@ -69,8 +69,8 @@ def write_table(
 def write_manifest(shards: Iterable[Mapping[str, Any]], out: str, recipe: Recipe = Recipe()) -> DataManifest:  # noqa: B008
     """Write the manifest of a data set, after all of its shards have been written.
 
-    The order of the shards depends only on their content, so it does not matter in which order an engine returns rows.
-    One of several equal shards is kept, because an engine may return the row of a repeated task twice.
+    The order of the shards depends only on their content, and not on the order in which an engine returns rows. If
+    several shards are equal, one of them is kept, because an engine may repeat a task and return its row twice.
 
     Args:
         shards: Rows of all tables that `write_table` returned, such as `table.to_pylist()` or Ray's `take_all()`.
@@ -111,7 +111,7 @@ def _check(recipe: Recipe) -> None:
     """Check that the recipe has no option that `write_table` would ignore.
 
     Raises:
-        InvalidInput: When it has one.
+        InvalidInput: When the recipe has such an option.
     """
     read = {name: getattr(recipe, name) for name in ("tokenizer", "separator", "split_pattern", "column", "typed")}
     if recipe != Recipe(**read):
@@ -176,7 +176,7 @@ def _name(draft: Draft) -> str:
 
 
 def _options(recipe: Recipe) -> dict[str, object]:
-    """Return what determines the documents' content, by the name that an error message has for it."""
+    """Return the options that determine the documents' content, keyed by their names in error messages."""
     tokenizer = recipe.load_tokenizer()
     return {
         "fields": [f"{field.name}={field.type}{f'x{field.width}' if field.width else ''}" for field in recipe.fields()],
@@ -201,7 +201,7 @@ def _shard(row: Mapping[str, Any], options: Mapping[str, object]) -> TokenShard:
     """Return the shard that a row of `write_table` describes.
 
     Raises:
-        InvalidInput: When the row was made otherwise, or with another recipe.
+        InvalidInput: When `write_table` has not made the row, or has used another recipe.
     """
     values = dict(row)
     try:

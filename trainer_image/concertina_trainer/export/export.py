@@ -74,7 +74,7 @@ class Part:
 
     @property
     def read(self) -> list[Chunk]:
-        """Chunks of the checkpoint from which this part is computed."""
+        """Chunks of the checkpoint that are read to compute this part of an exported tensor."""
         return [self.chunk, *((self.adapter.a, self.adapter.b) if self.adapter else ())]
 
 
@@ -100,7 +100,7 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """What an export writes: tensors of a checkpoint, and files that describe them."""
+    """Contents of an export: tensors of a checkpoint, and files that describe them."""
 
     uri: str
     """URI of the checkpoint."""
@@ -245,7 +245,7 @@ def require_average(checkpoint: StoredCheckpoint, trainer: TrainerConfig) -> Non
     """Check that the checkpoint has an average of the weights.
 
     Raises:
-        InvalidInput: When it has none.
+        InvalidInput: When it has no average.
     """
     if trainer.optimizer.ema_decay is None:
         raise InvalidInput(
@@ -275,7 +275,7 @@ def trainer_of(checkpoint: StoredCheckpoint) -> TrainerConfig:
     """Return the configuration of the run that saved a checkpoint.
 
     Raises:
-        InvalidInput: When the checkpoint has none that this version knows.
+        InvalidInput: When the checkpoint has no configuration, or this version can't read it.
     """
     if not checkpoint.manifest.trainer:
         raise InvalidInput(f"{checkpoint.uri} does not describe its model: its manifest has no trainer section.")
@@ -326,7 +326,7 @@ def _tensors(shards: Sequence[ShardReader], model: ModelConfig, ema: bool = Fals
 
 
 def _placed(chunk: Chunk, box: Box | None) -> Chunk:
-    """Return a part of a whole tensor, or the tensor itself without a box."""
+    """Return the part of a whole tensor that `box` selects, or the whole tensor if there is no box."""
     return chunk if box is None else dataclasses.replace(chunk, offsets=box.offsets, shape=box.shape)
 
 

@@ -1,4 +1,4 @@
-"""Values of quantized frozen weights, by numpy: the same numbers that the trainer computes by torch."""
+"""Values of quantized frozen weights, computed by numpy. They equal those that the trainer computes by torch."""
 
 from __future__ import annotations
 

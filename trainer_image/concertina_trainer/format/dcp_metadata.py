@@ -1,7 +1,7 @@
 """`.metadata`: the index of a folder of torch.distributed.checkpoint (DCP).
 
-The file is a pickle, which could name any function to call. Here, only the names in ALLOWED are accepted, and each
-stands for a class or value of this module, so nothing of torch or of another package runs.
+The file is a pickle, and a pickle can call any function. This module accepts only the names in ALLOWED. Each of them
+stands for a class or value of this module, so no code of torch or of another package runs.
 
 The format is that of torch.distributed.checkpoint.metadata and .filesystem in torch 2.15. Before torch 2.3, the class
 for the properties of tensors was in the module TORCH_SHARDED.

@@ -1,8 +1,8 @@
 """Mapping between config.json of Hugging Face models and spec.trainer.model of the bundled decoder.
 
-The names and shapes of tensors do not show most of a model's arithmetic: how many heads share a row of weights, the
-base of the rotary positions, what is added to a norm's weight. If weights are loaded into a model with other
-arithmetic, training still runs, but starts from a high loss (decision "Initial weights are checked against
+The names and shapes of tensors do not show most of a model's arithmetic, for example the number of attention heads, the
+base of the rotary positions, or what is added to a norm's weight. If weights are loaded into a model with other
+arithmetic, training runs without an error, but starts from a high loss (decision "Initial weights are checked against
 config.json").
 """
 
@@ -100,7 +100,9 @@ def read(text: bytes, where: str) -> Described:
 
 
 def fields_of(text: bytes, where: str) -> dict[str, Any]:
-    """Return the fields of a config.json without NOT_OF_THE_MODEL. `where` is its place, for messages.
+    """Return the fields of a config.json that describe the model. `where` is its place, for messages.
+
+    The fields in NOT_OF_THE_MODEL are left out.
 
     Raises:
         InvalidInput: When the text is not a JSON object, or too long to be saved with the state.
@@ -274,8 +276,8 @@ def _multiple(value: object, unit: object) -> int | None:
 def _with_defaults(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Return the fields of config.json, with the defaults of transformers for fields that are absent.
 
-    A file may be older than a field. A null value counts as absent, except in the fields NULLABLE, num_key_value_heads
-    and head_dim.
+    A field can be absent because the file is older than the field. A null value is treated as absent, except in the
+    fields NULLABLE, num_key_value_heads and head_dim.
     """
     present = {name: value for name, value in config.items() if value is not None}
     present |= {name: present[other] for other, name in family.other_names.items() if other in present}
@@ -344,7 +346,7 @@ def _different(stored: ModelConfig, model: ModelConfig) -> Iterator[tuple[str, o
 
 
 def _differences(stored: ModelConfig, model: ModelConfig, sources: Mapping[str, str]) -> Sequence[str]:
-    """Return a clause for each field in which the models' arithmetic differs, for an error message.
+    """Return a clause, for an error message, for each field in which the two models compute differently.
 
     `sources` maps the path of a field of spec.trainer.model to the name of the field in config.json. A clause uses the
     name in config.json if there is one, and the path otherwise.

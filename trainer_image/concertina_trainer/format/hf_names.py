@@ -53,7 +53,7 @@ def theirs(name: str, family: Family) -> str | None:
 
 
 def ours(name: str, family: Family) -> Sequence[OwnName]:
-    """Return this project's names of a Hugging Face tensor, or an empty list if the decoder has no such weight.
+    """Return this project's names for a Hugging Face tensor, or an empty list if the decoder has no such weight.
 
     A tensor that holds the rows of several weights has several names, in the order of the rows.
     """

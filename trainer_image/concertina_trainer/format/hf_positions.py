@@ -1,6 +1,7 @@
 """Rotary positions in config.json.
 
-Versions of transformers have written them in three places: at the top level, in rope_scaling, and in rope_parameters.
+Versions of transformers have written these settings in three places: at the top level, in rope_scaling, and in
+rope_parameters.
 """
 
 from __future__ import annotations

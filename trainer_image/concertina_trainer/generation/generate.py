@@ -79,11 +79,11 @@ class Continuation:
 
     @torch.no_grad()
     def text(self, prompt: str, chat: bool = False, sampling: Sampling = Sampling()) -> str:
-        """Return what the model writes after a prompt.
+        """Return the text that the model writes after a prompt.
 
         The text ends before the first end token (the token that separates documents or turns in the run's data), or
-        after `sampling.tokens` tokens. If `chat` is set, the prompt is what the user says in a chat, and the result is
-        the assistant's turn.
+        after `sampling.tokens` tokens. If `chat` is set, the prompt is the user's message in a chat, and the result is
+        the assistant's answer.
 
         Raises:
             InvalidInput: When the prompt is empty, or the data have no chat template.
@@ -158,7 +158,7 @@ def load(checkpoint: StoredCheckpoint, config: ModelConfig) -> nn.Module:
 
 
 def _empty(config: ModelConfig) -> nn.Module:
-    """Return the model with parameters on the meta device."""
+    """Return the model without allocated weights: its parameters are on the meta device."""
     if config.hf:
         return hf.build(config.options or {}, DataShape(1, 0))
     with torch.device("meta"):

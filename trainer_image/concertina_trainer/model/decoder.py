@@ -61,8 +61,9 @@ class HeadNorm(RMSNorm):
 class Products:
     """Matrix products at the beginning and at the end of a layer. Asynchronous tensor parallelism replaces this class.
 
-    `columns` multiplies the layer's input by its first weights (such as query, key and value). `rows` multiplies the
-    layer's intermediate result by its last weight (such as output). `keys` are those of dropout, or None for none.
+    The method `columns` multiplies the layer's input by its first weights (such as query, key and value). The method
+    `rows` multiplies the layer's intermediate result by its last weight (such as output). The argument `keys` has the
+    keys of dropout, or is None without dropout.
     """
 
     def columns(self, x: Tensor, weights: Sequence[nn.Linear], keys: Tensor | None) -> Sequence[Tensor]:
@@ -188,7 +189,7 @@ class Block(nn.Module):
 
         `table` has the cosines and sines of the rotary positions. `weights` `[batch, length]` has the weight of each
         token in the loss (see `MixtureOfExperts.forward`). `keys` `[batch, length]` has the keys of this layer's
-        dropout, or is None for none. Under tensor parallelism, both have the tokens of the whole group.
+        dropout, or is None without dropout. Under tensor parallelism, both have the tokens of the whole group.
         """
         result: Tensor
         # Nothing in a block draws random numbers.

@@ -1,11 +1,12 @@
-"""Dropout masks that are functions of what they drop.
+"""Dropout masks that are computed from a hash of each element's position instead of random numbers.
 
-Whether an element of an adapter's input is dropped follows from a hash of the run's seed, the token's sample and its
-position in it, the layer, the matrix (and its expert), and the element's column. No random number is drawn, so a token
-has the same mask in every layout, in a computation that is repeated, and in a recomputation in the backward pass
-(decision "Dropout masks are hashes of positions").
+A hash decides whether an element of an adapter's input is dropped. It is a hash of the run's seed, the token's sample,
+the token's position in the sample, the layer, the matrix (and its expert), and the element's column. A token therefore
+has the same mask in every parallel layout, in a repeated step, and in a recomputation in the backward pass (decision
+"Dropout masks are hashes of positions").
 
-Keys are integers below 2**32 in int64. A key is derived from another one for each part of what it stands for.
+Keys are integers below 2**32 in int64. The key of a part (for example a layer) is derived from the key of the whole
+(for example a token).
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ def keys_of_tokens(samples: Sequence[int], seed: int, rows: int, length: int, de
 
 
 def derived(keys: Tensor, number: int | Tensor) -> Tensor:
-    """Return the keys of part `number` (a layer, a matrix or an expert) of what `keys` stand for."""
+    """Return the keys of a part of the objects that `keys` stand for. A part is a layer, a matrix or an expert.
+
+    `number` is the number of the part.
+    """
     return _mixed(keys ^ number)
 
 

@@ -95,7 +95,7 @@ class Experts(nn.Module):
         """Compute the experts for rows `[n, dim]`, and return a tensor of the same shape.
 
         A row is the input of one expert for one token. Rows are sorted by expert. `counts`, int64 `[experts]`, is the
-        number of rows of each expert. `keys` `[n]`, if given, are those of dropout, one for each row.
+        number of rows of each expert. `keys` `[n]`, if given, are the keys of dropout, one for each row.
         """
         gate, up = (self._product(rows, projection, counts, keys) for projection in (Projection.gate, Projection.up))
         return self._product(self.activation(gate) * up, Projection.down, counts, keys)
@@ -197,7 +197,10 @@ OwnTokens: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def whole(values: Tensor) -> Tensor:
-    """Return `values` unchanged, because this rank has all tokens of its sequences (see OverSequences, OwnTokens)."""
+    """Return `values` unchanged. This is the function to use if this rank has all tokens of its sequences.
+
+    OverSequences and OwnTokens describe the functions that are used instead if it does not.
+    """
     return values
 
 
@@ -254,8 +257,9 @@ class MixtureOfExperts(nn.Module):
         not add them itself, because activation checkpointing calls this method a second time in the backward pass.
 
         `weights` `[batch, length]` is the weight of each token in the loss, 0 for padding. If `weights` is given,
-        gradients include the gradient of the balancing loss. `keys` `[batch, length]` are those of the layer's dropout,
-        or None for none. Under tensor parallelism, both have the tokens of the whole group, and x those of this rank.
+        gradients include the gradient of the balancing loss. `keys` `[batch, length]` are the keys of the layer's
+        dropout, or None without dropout. Under tensor parallelism, both have the tokens of the whole group, and x those
+        of this rank.
         """
         tokens = x.flatten(0, 1)
         scores, chosen = self.router(tokens)
@@ -333,9 +337,9 @@ def _counted(chosen: Tensor, experts: int) -> Tensor:
 class _WithLoss(torch.autograd.Function):
     """Identity function of a tensor that also adds another loss (the balancing loss) to the backward pass.
 
-    The tensor is an intermediate result of the main loss. So the other loss gets its gradient although no layer and no
-    pipeline stage passes it on to the output. The other loss is a plain sum over all microbatches and ranks, so its
-    gradient is 1.
+    The tensor is an intermediate result of the main loss. The other loss therefore gets its gradient although no layer
+    and no pipeline stage passes it on to the output. The other loss is a plain sum over all microbatches and ranks, so
+    its gradient is 1.
     """
 
     @staticmethod

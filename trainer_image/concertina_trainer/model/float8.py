@@ -1,9 +1,10 @@
 """Matrix products in float8 (e4m3), with a scale for each row of both factors.
 
-A row of a factor is multiplied by the largest power of two with which its elements fit into float8. In the forward
+Each row of a factor is multiplied by the largest power of two with which its elements fit into float8. In the forward
 pass, a row is one token of the input, or one output of the weight. In the gradient of the input, a row is one token of
-the gradient, or one input of the weight. So the scale of a token does not depend on the other tokens of its microbatch,
-which are others in another world. The gradient of the weight sums over tokens, so it is computed in bfloat16.
+the gradient, or one input of the weight. The scale of a token therefore does not depend on the other tokens of its
+microbatch. These would be different with another number of ranks. The gradient of the weight is a sum over tokens, so
+it is computed in bfloat16.
 
 Source of the format: Micikevicius et al. 2022, FP8 Formats for Deep Learning (arXiv 2209.05433).
 """

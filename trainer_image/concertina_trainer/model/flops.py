@@ -106,7 +106,7 @@ def recomputed_flops(config: ModelConfig, activations: Activations, full_attenti
 
 
 def _last_product(config: ModelConfig, layer: int) -> int:
-    """Return the weights of a block's last matrix, or 0 if a norm or a router's weight takes its result."""
+    """Return the number of weights of a block's last matrix, or 0 if a norm or a router's weight uses its result."""
     routed = config.experts is not None and config.routed(layer)
     shared = config.experts.shared if config.experts is not None else 0
     if config.post_norms or (routed and not shared):

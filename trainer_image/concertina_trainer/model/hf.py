@@ -210,7 +210,8 @@ def _before_product(module: Any, compute: Callable[[], Tensor]) -> Tensor | None
 def _ends_with_product(module: Any) -> bool:
     """Return whether the loss can be computed from the input of the output layer (see `_before_product`).
 
-    The forward pass of a short sequence without values shows it. A forward pass that reads values fails there.
+    To find out, the function runs a forward pass of a short sequence on the meta device, where tensors have no values.
+    If the forward pass reads values, it fails, and the result is False.
     """
     tensors = [*module.named_parameters(), *module.named_buffers()]
     with (
@@ -261,7 +262,7 @@ def _prove(module: Any, device: torch.device, documents: bool) -> bool:
     Return False if the logits are not finite, so that nothing can be checked.
 
     Some models of transformers have attention in both directions, and some ignore where a document begins. All ranks
-    compute the same, because FSDP gathers weights for it.
+    must run this check, because FSDP gathers weights for it.
 
     Raises:
         InvalidInput: When the check fails.
@@ -307,7 +308,7 @@ def _prove(module: Any, device: torch.device, documents: bool) -> bool:
 
 
 def left_out(module: Any) -> str:
-    """Return what the files may have and transformers does not load: a layer after the last one, or ""."""
+    """Return a name for a layer after the last one that files may have and transformers does not load, or ""."""
     layers = module.config.get_text_config().num_hidden_layers
     further = f"model.layers.{layers}.mlp"  # predicts further tokens
     ignored = module._keys_to_ignore_on_load_unexpected or ()

@@ -46,7 +46,7 @@ class HfFiles:
         self._writing = [rule.reverse_transform() for rule in current.converters if _merges_experts(rule)]
 
     def place(self, name: str) -> Place | None:
-        """Return the place of a file's tensor in the module, or None if the module does without the tensor.
+        """Return the place of a file's tensor in the module, or None if the module does not use the tensor.
 
         Some files leave out the prefix of the base model, or have the prefix although the module has none.
 
@@ -74,9 +74,9 @@ class HfFiles:
         return self._place_of_expert(name, own, pattern)
 
     def names(self, own: str) -> list[tuple[str, Place]]:
-        """Return the names under which a tensor of the module is written, each with the part that it has.
+        """Return the names under which files contain a tensor of the module, each with the part of it in the file.
 
-        They are the names that `save_pretrained` writes if the tensor is one of those that can be read.
+        For tensors that the trainer can also read, these are the names that transformers' `save_pretrained` writes.
 
         Raises:
             InvalidInput: When transformers would not read the tensor again.
@@ -92,7 +92,7 @@ class HfFiles:
         )
 
     def _of_experts(self, own: str) -> list[str]:
-        """Return the names of the tensors of each expert in files, before they are renamed. Empty: there are none."""
+        """Return the names of the tensors of each expert in files, before they are renamed; empty if there are none."""
         for rule in self._writing:
             name, pattern = rule.rename_source_key(own)
             if pattern is not None:

@@ -34,9 +34,9 @@ class LoraLinear(nn.Linear):
         """Columns of the input that this rank has. Tensor parallelism splits those of Output and Down."""
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
-        """Compute x `[batch, length, inputs]`. `keys` `[batch, length]`, if given, are those of dropout in the layer.
+        """Compute the layer for x `[batch, length, inputs]`. `keys` `[batch, length]`, if given, are its dropout keys.
 
-        Tensor parallelism replaces positional arguments, so `keys` has to be a keyword argument.
+        Pass `keys` as a keyword argument, because tensor parallelism replaces positional arguments.
         """
         if keys is None:
             return self._frozen(x) + self.scale * F.linear(F.linear(x, self.lora_a), self.lora_b)

@@ -1,4 +1,4 @@
-"""Update of matrices by Muon (Jordan et al. 2024): the momentum of a matrix is orthogonalized before it is added.
+"""The optimizer Muon (Jordan et al. 2024): the momentum of a matrix is orthogonalized before it is added.
 
 The orthogonalization needs the whole matrix, so the ranks that hold its shards gather it, one matrix at a time. Each of
 these ranks then computes the same result, and takes its own shard of it. All computations are in the dtype of the
@@ -31,7 +31,7 @@ PIECE = 4 << 20
 
 
 def advanced(momentum: Tensor, gradient: Tensor, factor: float, nesterov: bool) -> Tensor:
-    """Add a gradient to `momentum` in place, and return what is to be orthogonalized.
+    """Add a gradient to `momentum` in place, and return the matrix to orthogonalize.
 
     The average is computed in the dtype of the gradient, and then rounded to that of `momentum`. The gradient is
     overwritten.
@@ -44,7 +44,7 @@ def advanced(momentum: Tensor, gradient: Tensor, factor: float, nesterov: bool) 
 
 
 def scale(shape: torch.Size) -> float:
-    """Return the factor of an orthogonalized matrix that gives its elements ROOT_MEAN_SQUARE, by the matrix's shape."""
+    """Return the factor with which the elements of an orthogonalized matrix of this shape get ROOT_MEAN_SQUARE."""
     return ROOT_MEAN_SQUARE * math.sqrt(max(shape[-2:]))
 
 
@@ -74,10 +74,11 @@ def _iterated(batch: Tensor) -> Tensor:
 
 
 def direction(update: Tensor, parameter: Tensor) -> Tensor:
-    """Return this rank's shard of the orthogonalized matrix whose shard is `update`.
+    """Return this rank's shard of an orthogonalized matrix.
 
-    `parameter` is the weight, which is divided among ranks like the update. If it is a DTensor, call this function on
-    all ranks of its mesh, in the same order of parameters, also on those that have no elements of it.
+    `update` is this rank's shard of the matrix before. `parameter` is the weight, which is divided among ranks in the
+    same way. If it is a DTensor, all ranks of its mesh must call this function in the same order of parameters, even
+    ranks that have no elements of the parameter.
     """
     with _exact_products():
         if not isinstance(parameter, DTensor):
@@ -110,7 +111,7 @@ def direction(update: Tensor, parameter: Tensor) -> Tensor:
 
 
 def _divides_batch(placement: Placement, dimensions: int) -> bool:
-    """Return whether `placement` divides a batch of matrices, such as experts, and no matrix.
+    """Return whether `placement` divides only the batch of matrices (such as experts), and not the matrices themselves.
 
     Matrices are the last two of the dimensions.
     """

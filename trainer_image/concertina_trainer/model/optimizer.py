@@ -89,7 +89,10 @@ class Parameters(Protocol):
         ...
 
     def blocks(self) -> Collection[str]:
-        """Return the names with which the names of the parameters in blocks begin, up to a dot, in the whole model."""
+        """Return the prefixes of the names of parameters in blocks. A prefix is a block's name in the whole model.
+
+        A prefix has no dot at its end.
+        """
         ...
 
     def counts(self, name: str, parameter: Tensor) -> bool:
@@ -288,7 +291,7 @@ class LocalOptimizer:
     def counted_gradients(self) -> list[Tensor]:
         """Return the gradients of those shards that this rank is the first to hold.
 
-        Several ranks may hold copies of a shard. A sum over all ranks counts each gradient once.
+        Several ranks may hold copies of a shard. With this method, a sum over all ranks counts each gradient once.
         """
         return [local(p.grad) for n, p in self._sharded.items() if p.grad is not None and n in self._counted]
 
@@ -336,7 +339,7 @@ class LocalOptimizer:
             torch.cuda.current_stream().synchronize()
 
     def _update_matrix(self, rate: float, name: str, matrix: nn.Parameter, gradient: Tensor) -> None:
-        """Update this rank's shard of a matrix by Muon. `gradient` is the shard of its gradient, and is overwritten."""
+        """Update this rank's shard of a matrix by Muon. `gradient` is the gradient's shard, and is overwritten."""
         if name not in self._local:
             muon.direction(gradient, matrix)
             return
@@ -350,7 +353,7 @@ class LocalOptimizer:
 
     @contextlib.contextmanager
     def _computed_with(self, part: _Part) -> Iterator[None]:
-        """Return a context in which torch updates a part: its moments then have the precision of its weights.
+        """Return a context in which torch updates a group of parameters with moments of the weights' precision.
 
         At the end, the new moments are rounded to bfloat16.
 
@@ -379,7 +382,7 @@ class _Part(NamedTuple):
 
 
 def _buckets(parameters: Mapping[str, Tensor], whole: bool) -> list[list[str]]:
-    """Divide parameters into lists that are updated one after another, which bounds the memory of temporary tensors.
+    """Divide parameters into lists that are updated one after another, to limit the memory of temporary tensors.
 
     The parameters of a list together have BUCKET elements or a little more. With `whole`, there is only one list.
     """

@@ -49,7 +49,8 @@ def widths(fields: Sequence[Field]) -> dict[str, int]:
 class OwnSpec:
     """ModelSpec of a custom model, with the arguments of its functions.
 
-    An error that one of the functions raises becomes InvalidInput, because the function would fail again in any round.
+    A round is a period in which a fixed set of replicas trains. An error that one of the functions raises becomes
+    InvalidInput, because the function would fail again in any round.
     """
 
     config: TrainerConfig
@@ -298,9 +299,9 @@ class OwnModel(nn.Module):
     def prove(self, batch: Microbatch, loss: Tensor) -> None:
         """Check that `loss` is linear in the weights of predictions, and that the model does not change its buffers.
 
-        The check runs once per round, after the first backward pass with a finite loss. A loss that is linear in the
-        weights equals the sum, over all weights, of the weight times the gradient of the loss with respect to that
-        weight (Euler's theorem).
+        The check runs once per round, after the first backward pass with a finite loss. Each prediction has a weight in
+        the loss. If the loss is linear in these weights, it equals the sum of each weight times the gradient of the
+        loss with respect to that weight (Euler's theorem).
 
         Raises:
             InvalidInput: When the check fails.

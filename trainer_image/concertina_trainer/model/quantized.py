@@ -1,11 +1,11 @@
 """Frozen weights in 4 or 8 bits (QLoRA, Dettmers et al. 2023, arXiv 2305.14314).
 
 A frozen matrix `[rows, columns]` is cut into blocks of BLOCK columns of one row. A block has one scale, its largest
-absolute value, and a code for each element. No block spans rows, so a rank quantizes its own rows, and every layout has
-the same numbers (decision "Frozen weights are quantized in blocks of a row").
+absolute value, and a code for each element. Each block is within one row, so a rank can quantize its own rows alone,
+and the numbers are the same in every parallel layout (decision "Frozen weights are quantized in blocks of a row").
 
-The matrix is multiplied in the dtype of the input. It is computed from its codes in the forward pass, and again in the
-backward pass, so only the codes stay in memory between the two.
+The matrix is multiplied in the dtype of the input. The matrix is computed from its codes in the forward pass, and again
+in the backward pass. Between the two, only the codes stay in memory.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _TABLES: dict[torch.device, Tensor] = {}
 def _values_of_bytes(device: torch.device) -> Tensor:
     """Return the two values `[256, 2]` that each byte of codes stands for.
 
-    The table is kept, because the host would wait for the device whenever it copies the table there.
+    The table stays on the device, because each copy to the device would make the host wait.
     """
     if (table := _TABLES.get(device)) is not None:
         return table
@@ -110,7 +110,7 @@ def _multiply(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """Product with a dequantized matrix, of which autograd keeps the codes and not the values."""
+    """Product with a dequantized matrix. For the backward pass, autograd keeps only the matrix's codes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ class Stages:
 
     @property
     def predicts_tokens(self) -> bool:
-        """True if the loss is the cross entropy of tokens, as it need not be in a custom model."""
+        """True if the loss is the cross entropy of tokens. A custom model can have another loss."""
         return self.own is None or self.own.own.config.model.hf is not None
 
     @property
@@ -69,7 +69,10 @@ class Stages:
         return {f"{name}.weight".lstrip(".") for name, module in modules if isinstance(module, nn.Embedding)}
 
     def blocks(self) -> Collection[str]:
-        """Return the names with which the names of the parameters in blocks begin, up to a dot, in the whole model."""
+        """Return the prefixes of the names of parameters in blocks. A prefix is a block's name in the whole model.
+
+        A prefix has no dot at its end.
+        """
         return {"blocks"} if self.own is None else self.own.blocks.keys()
 
     def modules(self) -> Iterator[nn.Module]:

@@ -153,7 +153,7 @@ def multiply_reduce(features: Tensor, weight: Tensor, operation: str, dim: int, 
 def _arrived(sent: Tensor) -> Tensor:
     """Wait for the result of a collective in a single wait, which StepTimes measures.
 
-    functional.wait_tensor would make two nested waits, and both would be measured.
+    functional.wait_tensor is not used, because it would make two nested waits, and both would be measured.
     """
     return sent.wait() if isinstance(sent, functional.AsyncCollectiveTensor) else sent
 

@@ -6,6 +6,8 @@ inputs share the compiled code. FSDP gathers a block's weights before the compil
 A process that stays for another round keeps its compiled code, with one exception. Under tensor or context parallelism,
 the code names the process groups of the round. The process then drops this code, and compiles the blocks again with the
 help of torch's cache on disk (see `forgotten_with`).
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ torch's default is 8. It raises an error beyond the maximum.
 
 
 def choose(config: TrainerConfig, cuda: bool) -> Compile:
-    """Return what to compile: what the job sets, or by default the blocks on a GPU, if they can be compiled.
+    """Return what to compile: the job's setting, or by default the blocks, on a GPU and if they can be compiled.
 
     On a CPU, the default is no compilation: it takes minutes, and the faster code does not save as much time.
     """
@@ -64,7 +66,7 @@ def compile_blocks(model: Decoder) -> None:
 
 @contextlib.contextmanager
 def forgotten_with(world: DistContext) -> Iterator[None]:
-    """Return a context at whose end this process drops compiled code that names process groups of the round `world`."""
+    """Context manager that drops compiled code at its end, if the code names process groups of the round `world`."""
     try:
         yield
     finally:

@@ -1,8 +1,10 @@
-"""Detach of DTensors without sharding propagation.
+"""Make torch's `detach` of DTensors faster: the sharding of the result is not derived again.
 
 FSDP detaches each parameter several times when it shards a model. For each shape, torch derives how the result is
 sharded, although a detached tensor is always sharded like its source. The derived values are in a cache, which a new
 round must not use (`concertina_state.process_groups.leave`).
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations

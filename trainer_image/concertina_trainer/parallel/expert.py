@@ -4,8 +4,8 @@ Each rank has different tokens. One all-to-all sends the tokens to the ranks of 
 results back.
 
 The ranks of an expert group belong to one pipeline stage and to one copy of the weights. They may be ranks of the same
-context or tensor group, because these also have different tokens. So expert parallelism does not change the layout of
-the model's other weights. FSDP shards the experts further, over the ranks that have the same experts.
+context or tensor group, because these also have different tokens. Expert parallelism therefore does not change the
+layout of the model's other weights. FSDP shards the experts further, over the ranks that have the same experts.
 """
 
 from __future__ import annotations

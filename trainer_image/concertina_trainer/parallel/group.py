@@ -34,7 +34,10 @@ _SIOCGIFADDR = 0x8915
 
 @dataclass(frozen=True)
 class DistContext:
-    """Position of this rank in the process group of a round, and the parallel layout of the group."""
+    """Position of this rank in the process group of a round, and the parallel layout of the group.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     rank: int
     size: int

@@ -5,12 +5,14 @@ divide the modules themselves (decision "Models of transformers are divided by t
 feed-forward, the ranks of a tensor group have different heads and columns. All other modules compute the same on all
 ranks of the group.
 
-A plan that does not fit its model would give wrong numbers without an error. So the trainer checks two things at the
-beginning of each round:
+A plan that does not fit its model would give wrong numbers without an error. The trainer therefore checks two things at
+the beginning of each round:
 
 - Before the first step, the logits of a few tokens must be the same with divided weights and with whole weights.
 - After the first backward pass, the ranks of a group must have equal gradients of the weights that each of them has
   whole. If the plan says that the ranks add up these gradients, the gradients must differ.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -105,7 +107,7 @@ class DividedModel:
         self._hook = model.register_forward_pre_hook(self._check_logits, with_kwargs=True)
 
     def _divided(self, module: nn.Module, style: _Style, forward: Callable[[Any], Any], x: Tensor) -> Tensor:
-        """Compute a module whose weights are divided."""
+        """Compute a module whose weights are divided over the tensor group."""
         if self._is_whole:
             with _replaced(module, {key: p.full_tensor() for key, p in _weights(module)}):
                 whole: Tensor = forward(x)
@@ -140,8 +142,8 @@ class DividedModel:
     def _check_logits(self, model: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Check, before the first forward pass, that divided weights give the logits of whole weights.
 
-        All ranks of the group compute the same, because they gather weights for it. If logits are not finite, nothing
-        can be checked, and the loss shows the problem.
+        All ranks of the group must run this check, because it gathers weights. If logits are not finite, the check is
+        skipped, and the loss shows the problem.
 
         Raises:
             InvalidInput: When the check fails.

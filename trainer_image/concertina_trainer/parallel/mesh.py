@@ -1,4 +1,7 @@
-"""Device meshes of a round: the groups of ranks over which weights, sequences and experts are split."""
+"""Device meshes of a round: the groups of ranks over which weights, sequences and experts are split.
+
+A round is a period in which a fixed set of replicas trains.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ class Meshes:
     """Device meshes of a round, as this rank sees them.
 
     Every mesh except `fsdp` is None if its dimension has only one rank, or if the model does not need it.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
     fsdp: DeviceMesh
@@ -47,9 +52,11 @@ class _Names:
     """Names of mesh dimensions. They contain the number of the round, so that no two rounds have equal meshes.
 
     DTensor caches placements, shapes and plans of communication by mesh, in each thread. Two meshes are equal if their
-    ranks and names are equal. A process can take part in several rounds, with another rank in each. If a mesh equaled
-    one of an earlier round, DTensor would use the cached values of the other rank, and results would be silently wrong
-    (decision "A survivor keeps its process").
+    ranks and names are equal. A process can take part in several rounds, with another rank in each. If a new mesh were
+    equal to one of an earlier round, DTensor would use values that were cached for the earlier rank, and results would
+    be wrong without an error (decision "A survivor keeps its process").
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
     round: int

@@ -42,9 +42,9 @@ SCHEDULES: dict[PipelineSchedule, Callable[..., Schedule]] = {
 
 
 class MeasuredStage(PipelineStage):
-    """Pipeline stage whose computation is timed.
+    """Pipeline stage that measures the time of its computation.
 
-    The rest of a step is time in which this stage waits for other stages.
+    In the rest of a step, the stage waits for other stages.
     """
 
     times: StepTimes
@@ -105,8 +105,8 @@ def _as_computed(loss: Tensor, target: None) -> Tensor:
 def sum_tied(model: Stages, world: DistContext) -> None:
     """Sum the gradients of tied embeddings, of which the first and the last pipeline stage each have a copy.
 
-    The ranks of the two stages exchange their gradients, and each adds the other's gradient to its own. So both get the
-    same bits.
+    The ranks of the two stages exchange their gradients, and each adds the other's gradient to its own. Both therefore
+    get the same bits.
     """
     mesh = world.meshes.pipeline
     assert mesh is not None

@@ -1,12 +1,12 @@
 """Times of the parts of a step on this rank: computation, and waiting for other ranks in collectives.
 
-All ranks take the same time for a synchronous step. They differ in how much of it they spend waiting: the slowest rank
-waits least. On a GPU, the host only queues work, so the times come from CUDA events on the GPU's stream. An event is
-read after it has happened, so that reading an event never blocks.
+All ranks take the same time for a synchronous step, but they wait for different lengths of time. The slowest rank waits
+least. On a GPU, the host only queues work, so the times come from CUDA events on the GPU's stream. An event is read
+after it has happened, so that reading an event never blocks.
 
 On a GPU, FSDP's collectives run concurrently with the computation, on streams of their own. Their duration is known,
-but not how much of it the computation hides. So on a GPU, FSDP's collectives are not reported as parts of the step. The
-times of these parts are absent, because 0 would say that nothing was exposed.
+but the part that overlaps with computation is not. On a GPU, FSDP's collectives are therefore not reported as parts of
+the step. Their times are absent, because 0 would mean that all of their time overlaps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ HIDDEN_ON_CUDA = (StepPart.ALL_GATHER, StepPart.REDUCE_SCATTER)
 
 
 class StepTimes:
-    """Times of the parts of a step on this rank, added up over the steps of a round."""
+    """Times of the parts of a step on this rank, added up over the steps of a round.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -109,8 +112,8 @@ class Allocating:
 class MeasuredCollective:
     """A collective of FSDP2 with its time measured (protocols AllGather and ReduceScatter of torch.distributed.fsdp).
 
-    The buffers and the communication are those of the collective, so it can use memory of the process group or
-    symmetric memory (decision "Clocks wrap the collectives of FSDP2").
+    This class uses the buffers and the communication of FSDP2's own collective, which can be in memory of the process
+    group or in symmetric memory (decision "Clocks wrap the collectives of FSDP2").
     """
 
     def __init__(self, collective: Any, part: StepPart, times: StepTimes) -> None:

@@ -68,7 +68,7 @@ class Sums(Protocol):
 
 
 class PlainSums:
-    """Sums in no fixed order, for ranks that may have no losses or gradients to add."""
+    """Sums in no fixed order. A rank may have no losses or gradients to add."""
 
     def __init__(self, device: torch.device, each: bool, rounded: bool = False) -> None:
         """Choose when gradients are reduced over ranks.
@@ -220,7 +220,7 @@ def _digits(whole: int) -> list[int]:
 
 
 class OrderedReduceScatter(Allocating):
-    """Reduce-scatter of gradients that adds the ranks' contributions in the order of ranks, to the sum so far.
+    """Reduce-scatter of gradients that adds the gradients of the ranks to the previous sum, in the order of ranks.
 
     The class implements FSDP2's ReduceScatter protocol by an all-to-all and local additions.
     """

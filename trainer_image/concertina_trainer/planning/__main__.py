@@ -1,4 +1,4 @@
-"""Planning process: it plans a job's memory for `concertina plan`, which has no torch, and for workers.
+"""Process that plans a job's memory, for workers and for `concertina plan`, which has no torch.
 
 Start the process with `python -m concertina_trainer.planning`. The process reads requests from standard input and
 writes an answer to each request to standard output, both as JSON, one per line (see `answered`).
@@ -29,7 +29,7 @@ INVALID_INPUT = 2
 
 
 def answered(request: dict[str, Any]) -> object:
-    """Return the answer to a request. The fields of a request decide what it asks for:
+    """Return the answer to a request. A request has one of these forms:
 
     - {trainer, data}: the description of a custom model. `data`, if known, is {vocab_size, fields}, as in the answer.
     - {trainer, data, parallelism, size}: the memory of the fullest ranks in this layout with `size` ranks.

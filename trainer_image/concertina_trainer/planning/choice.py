@@ -58,7 +58,7 @@ class Chosen:
 
 
 def chosen(job: Job, device_bytes: int) -> Chosen:
-    """Return the fastest settings whose peak fits into a device's memory, or else the settings with the smallest peak.
+    """Return the fastest settings whose peak memory fits into a device. If none fit, return the smallest settings.
 
     Settings fit if the peak is within `usable_memory`, which leaves a part of the device's memory to CUDA and
     libraries. If no settings fit, this function accepts the settings with the smallest peak, as long as their peak is
@@ -100,7 +100,7 @@ def remedies(job: Job, limit: float) -> Iterator[str]:
 
 
 def _changed_jobs(job: Job) -> Iterator[list[tuple[str, Job]]]:
-    """Return lists of changes to try.
+    """Return lists of changes to try, to reduce the job's memory.
 
     The changes of one list are alternatives, to be tried in order until one fits.
     """

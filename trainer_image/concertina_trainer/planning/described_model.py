@@ -101,7 +101,7 @@ def microbatch(config: TrainerConfig, rows: int, data: DataDescription | None = 
 
 @contextlib.contextmanager
 def running(own: OwnSpec | None) -> Iterator[None]:
-    """Run code under fake tensors.
+    """Context manager that runs code of a custom model under fake tensors.
 
     Raises:
         InvalidInput: When a custom model can't run under fake tensors.

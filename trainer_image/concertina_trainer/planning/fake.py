@@ -93,7 +93,7 @@ def fake_tensors(own: OwnSpec | None = None) -> Iterator[FakeTensorMode]:
 
 @contextmanager
 def norms_of_cuda() -> Iterator[None]:
-    """Return a context in which `rms_norm` allocates and keeps what CUDA's fused kernel does.
+    """Return a context in which `rms_norm` allocates and keeps the same memory as CUDA's fused kernel.
 
     On a CPU, torch composes this norm of operations that keep copies in float32 for the backward pass.
     """

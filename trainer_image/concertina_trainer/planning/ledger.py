@@ -26,7 +26,7 @@ from concertina_trainer.parallel.expert import AllToAll
 
 
 class MemoryKind(enum.StrEnum):
-    """What a tensor's memory is used for."""
+    """Use of a tensor's memory."""
 
     weights = "weights"
     """This rank's shards of the weights."""
@@ -69,13 +69,14 @@ _WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 class Ledger(TorchDispatchMode):
-    """Record of the memory of all tensors that are made while it is active, as sizes of their storages in bytes."""
+    """Record of the memory of all tensors that are made while it is active. It counts their storages in bytes."""
 
     def __init__(self, mode: FakeTensorMode | None, offloaded: bool = False) -> None:
         """Count the tensors of the fake mode `mode`, or real tensors if `mode` is None.
 
-        DTensor tries each operation at its global size, on fake tensors of another mode. The ledger does not count
-        these. If `offloaded` is True, the state is in host memory, and the optimizer updates it there.
+        For each operation, DTensor runs a trial at the global size, on fake tensors of another mode. The ledger does
+        not count these tensors. If `offloaded` is True, the state is in host memory, and the optimizer updates it
+        there.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._mode, self._offloaded = mode, offloaded

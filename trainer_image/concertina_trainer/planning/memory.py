@@ -1,6 +1,6 @@
 """Peak memory of one rank, and the bytes that it communicates in a step.
 
-The trainer's own code runs under fake tensors: how it splits the model, its engine and its optimizer. To save time,
+The trainer's own code (the division of the model, the engine and the optimizer) runs under fake tensors. To save time,
 models with two small numbers of blocks are run, and the results are extrapolated linearly to the real number. This
 works because each block adds the same amount at a peak, whatever the number of blocks. The number of microbatches is
 extrapolated in the same way for pipeline schedules whose memory grows with it. A custom model is run whole, because the

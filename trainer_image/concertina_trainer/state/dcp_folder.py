@@ -59,8 +59,8 @@ class DcpFile:
     """Parts of tensors in one file of a folder, at most one of each tensor.
 
     A part can't be read from the file directly, because torch.save may have written its piece in any order of
-    dimensions. So this class loads the whole piece, and presents its bytes in row-major order. Each part has offsets of
-    its own in the presented file.
+    dimensions. This class therefore loads the whole piece, and presents its bytes in row-major order. Each part has
+    offsets of its own in the presented file.
     """
 
     batch_bytes = STRIDE
@@ -77,7 +77,7 @@ class DcpFile:
         """Fill each memoryview with bytes, beginning at the memoryview's offset.
 
         Raises:
-            InvalidInput: When a piece is not what the index says.
+            InvalidInput: When a piece does not match the folder's index.
             StorageError: When the file can't be read.
         """
         contents: dict[int, Tensor] = {}
@@ -163,7 +163,7 @@ class DcpFolder:
     def check_tied(self, model: ModelConfig) -> None:
         """Check that the folder's output layer equals its embedding, if the model uses the same weights for both.
 
-        One rank is enough for this check, which reads both tensors.
+        The check reads both tensors, so only one rank should call this method.
 
         Raises:
             InvalidInput: When the output layer has other weights than the embedding.

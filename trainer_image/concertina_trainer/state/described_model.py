@@ -2,6 +2,8 @@
 
 The first round reads the model from config.json. Later rounds read the model from the configuration in the saved state,
 so the folder with config.json is no longer needed.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ def read_model_setting(model: ModelConfig, layers: int, weights: int, left_out: 
         model: Model with all fields.
         layers: Number of layers of a model of transformers.
         weights: Number of weights of a model of transformers.
-        left_out: What transformers leaves out of the files, or "".
+        left_out: Name of the part of the files that transformers does not load, or "".
     """
     if model.hf is not None:
         field, kind, without = "model.hf", (model.options or {}).get("model_type"), left_out

@@ -1,8 +1,10 @@
 """Frozen weights that are read from the files with which a run began, and are not saved with the state.
 
-Training does not change them, so the state names the files and a digest of the values. A worker process that stays for
-the next round keeps its frozen weights, and reads only what it lacks. It does not keep the original values of weights
-that are quantized.
+Training does not change frozen weights. The state therefore only names the files and a digest of the values. A worker
+process that stays for the next round keeps its frozen weights, and reads only those that it lacks. It does not keep the
+original values of weights that are quantized.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ from concertina_trainer.parallel.group import DistContext
 
 @dataclasses.dataclass
 class _Kept:
-    """Frozen weights that this process keeps from its last round for the next one."""
+    """Frozen weights that this process keeps from its last round for the next one.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     source: FrozenWeights
     local: dict[str, tuple[Box, Tensor]]
@@ -135,8 +140,8 @@ def _checksums(tensor: Tensor, offsets: Sequence[int]) -> Tensor:
     """Return checksums modulo 2**64 of this rank's part of a weight, as an int64 tensor `[1 + dimensions]`.
 
     The part begins at the indices `offsets` of the whole weight. The first checksum is the sum of the elements' bits.
-    There is one more checksum for each dimension, in which an element is multiplied by its index in the whole weight.
-    So a change of order changes a checksum.
+    There is one more checksum for each dimension, in which an element is multiplied by its index in the whole weight. A
+    change of the order therefore changes a checksum.
     """
     bits = tensor.view(_INTEGERS[tensor.element_size()])
     sums = [bits.sum(dtype=torch.int64)]

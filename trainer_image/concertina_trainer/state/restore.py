@@ -1,6 +1,8 @@
 """Restoration of the state with which a round begins.
 
 The state is computed from the seed, or read from the memory of this or another node, or from durable storage.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -156,7 +158,7 @@ def recorded(
     world: DistContext,
     channel: Requests,
 ) -> Recorded:
-    """Return what is recorded about the state that a round continues from, on all ranks.
+    """Return the facts that are recorded with the state from which a round continues, on all ranks.
 
     `start` is a result of `usable_start`. Rank 0 reads, and sends the result to the other ranks.
 
@@ -209,9 +211,9 @@ def _recorded_in(header: Header, of_another_job: bool = False) -> Recorded:
 
 
 def usable_start(start: Restore, uid: str, world: DistContext) -> Restore:
-    """Return where training starts: the newest checkpoint that no rollback has undone and that is not damaged.
+    """Return the state from which training starts: the newest checkpoint that is neither undone nor damaged.
 
-    If rollbacks have undone all checkpoints, training starts from step 0.
+    A rollback undoes checkpoints. If rollbacks have undone all checkpoints, training starts from step 0.
 
     Raises:
         InvalidInput: When no checkpoint is left because of damage.
@@ -327,8 +329,8 @@ def _dcp_folder(uri: str, model: ModelConfig, world: DistContext) -> DcpFolder:
 def _resume_dcp(uri: str, state: TrainState, config: TrainerConfig, data: str, world: DistContext) -> ShardMetadata:
     """Fill the state from a folder of torch.distributed.checkpoint.
 
-    The folder does not say which samples of this run's data were consumed. So training continues at the sample that a
-    run with this configuration reaches after the same number of steps.
+    The folder does not say which samples of this run's data were consumed. Training therefore continues at the sample
+    that a run with this configuration reaches after the same number of steps.
 
     Raises:
         InvalidInput: When the folder lacks a part of the state, or is of another model.
@@ -364,7 +366,7 @@ def _of_another_job(metadata: ShardMetadata, stored: StoredCheckpoint) -> ShardM
 def _files(uri: str, model: ModelConfig, state: TrainState, world: DistContext) -> Sequence[ShardReader] | None:
     """Return readers of the files of initial weights, or None if `uri` is a checkpoint of this project.
 
-    The files are checked against the model as far as possible before any slow work.
+    Before any slow work, the function checks as far as possible that the files fit the model.
 
     Raises:
         InvalidInput: When the files do not fit the model.
@@ -436,7 +438,7 @@ def _reading(find: Callable[[], str], world: DistContext) -> Iterator[str]:
     """Yield the URI of the same checkpoint on all ranks, and prevent its deletion until all ranks have read it.
 
     Rank 0 calls `find` and sends the result to the other ranks. If each rank called `find`, the results could differ,
-    because another checkpoint may become the newest one in between.
+    because a newer checkpoint may be published between the calls.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(opened(find())).uri if world.rank == 0 else None

@@ -40,7 +40,10 @@ _INSTEAD = "restore the model's configuration, or start a new run under another 
 
 
 class TrainState:
-    """Weights and optimizer moments of this rank, which are what a snapshot contains."""
+    """Weights and optimizer moments of this rank, which a snapshot contains.
+
+    A snapshot is a copy of the training state in node memory.
+    """
 
     def __init__(
         self,
@@ -119,7 +122,7 @@ class TrainState:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Tensors of this rank whose values matter: those that it saves, and its frozen weights."""
+        """Tensors of this rank that training needs: those that the rank saves, and its frozen weights."""
         return [*self.saved.tensors, *(array.local for array in self.frozen.held), *self._quantized]
 
     @torch.no_grad()
@@ -220,7 +223,7 @@ class _Original(NamedTuple):
 
 
 def _originals(model: Stages) -> dict[str, _Original]:
-    """Return room for the original values of all weights that are quantized, by the weight's name in a state."""
+    """Allocate memory for the original values of all weights that are quantized, and return it by the weight's name."""
     originals = {}
     parameters = dict(model.named_parameters())
     for name, codes in parameters.items():
@@ -265,8 +268,8 @@ def _arrays_of_decoder(config: str) -> _WholeArrays:
 def _of_stage(buffer: Tensor, world: DistContext) -> Tensor:
     """Return a model's buffer in the form in which it is saved.
 
-    Every rank has the buffer, except in a pipeline, where only the ranks of one stage have it. A DTensor then records
-    these ranks.
+    Every rank has the buffer, unless there are pipeline stages. In that case, only the ranks of one stage have it, and
+    the result is a DTensor, which records these ranks.
     """
     if world.meshes.pipeline is None:
         return buffer

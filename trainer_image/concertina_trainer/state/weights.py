@@ -115,7 +115,7 @@ class SafetensorsFiles:
     def of(self, model: ModelConfig) -> tuple[list[FileWeights], str]:
         """Return the tensors of the files, under the names that this project has for the weights of the model.
 
-        The second result is a sentence about what could not be checked or is left out, or "".
+        The second result is a sentence about checks and tensors that were left out, or "".
 
         Raises:
             InvalidInput: When config.json describes another model, a file can't be used, or the model lacks a tensor.
@@ -145,7 +145,7 @@ class SafetensorsFiles:
     def of_module(
         self, options: Mapping[str, Any], place: Callable[[str], hf_names.Place | None]
     ) -> tuple[list[FileWeights], str]:
-        """Return the tensors of the files, under the names of a module of transformers, and a remark for the log.
+        """Return the tensors of the files under the names of a module of transformers, and a sentence for the log.
 
         Args:
             options: Fields of the config.json of the module.

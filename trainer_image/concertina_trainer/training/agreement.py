@@ -1,9 +1,9 @@
 """Agreement of all ranks on the result of a step, by one small all-reduce.
 
-Every value is a sum over ranks, so that one operation suffices. A flag is raised if its sum is above 0. A condition
-holds on every rank if its sum is the number of ranks. The result is read before the weights are updated, so a loss that
-is not finite never changes the weights, and all ranks act on the same result after the same step (decision "One
-all-reduce a step, read before the update").
+Every value is a sum over ranks, so that one operation suffices. If the sum of a flag is above 0, at least one rank has
+set the flag. If the sum is the number of ranks, every rank has set it. The result is read before the weights are
+updated, so a loss that is not finite never changes the weights, and all ranks act on the same result after the same
+step (decision "One all-reduce a step, read before the update").
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Detection of steps that look wrong: a loss or gradient that is not finite, or a loss far above the previous ones.
 
-Every rank judges the same sums over all ranks, before the weights are updated, so all ranks act alike. The history of
-losses is a mean and a variance, which are saved with the state. A run that resumes therefore judges steps like one that
-was not interrupted.
+Every rank judges the same sums over all ranks, before the weights are updated. All ranks therefore make the same
+decision. The history of losses is a mean and a variance, which are saved with the state. A run that resumes therefore
+judges steps like one that was not interrupted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ IN_A_ROW = 8
 class Measured(Protocol):
     """Loss and gradient norm of a step, as in `agreement.StepResult`.
 
-    The simulation uses the rules of this module without torch, so the module does not import `agreement`.
+    The module does not import `agreement`, because a simulation uses the rules of this module without torch.
     """
 
     @property
@@ -61,7 +61,10 @@ class _Anomaly:
 
 
 class Anomalies:
-    """Detection of steps that look wrong in a round, and the response to them."""
+    """Detection of steps that look wrong in a round, and the response to them.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     def __init__(self, config: TrainerConfig, skipped: Ranges, trend: Trend) -> None:
         """Begin with the skipped samples and the trend of losses from the restored state.

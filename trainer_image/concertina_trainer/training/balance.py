@@ -1,9 +1,12 @@
 """`data.balance: Speed`: each rank's share of a batch follows its measured speed.
 
-The speed comes from the measurement that also identifies stragglers (`Heartbeat.busy`): the time of a rank in a step,
-with its wait for data, but without its wait for other ranks. At the end of a window of steps, each rank contributes its
-median to the all-reduce of the step, in an element of its own. So all ranks read the same bits, compute the same shares
-by the same pure function, and change them at the same batch. Shares are not saved: every round begins with even shares.
+The speed comes from the measurement that also identifies slow ranks (`Heartbeat.busy`). It is the time of a rank in a
+step, including its wait for data, but not its wait for other ranks. At the end of a window of steps, each rank
+contributes its median to the all-reduce of the step, in an element of its own. All ranks therefore read the same
+values, compute the same shares by the same function, and change them at the same batch. Shares are not saved: every
+round begins with even shares.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -70,7 +73,7 @@ class Balance:
         return seconds_by_rank.to(device, non_blocking=True)
 
     def decide(self, payload: Sequence[float]) -> str:
-        """Change the shares if that shortens steps enough, and return a sentence about the change, or an empty string.
+        """Change the shares if this shortens steps enough. Return a sentence about the change, or an empty string.
 
         `payload` is the sum of all ranks' payloads. The new shares begin with a batch that no rank has begun to
         prepare.

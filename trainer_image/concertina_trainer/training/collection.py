@@ -1,7 +1,7 @@
 """Garbage collection at the same steps on all ranks.
 
-A collection stops a rank for up to some hundred milliseconds. Python collects when enough objects have been created,
-which is at another time on each rank, and in each collective all ranks wait for the one that collects.
+A garbage collection stops a rank for up to some hundred milliseconds. By default, each rank collects at a different
+time, when it has created enough objects. The other ranks then wait for this rank in their next collective.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ FSDP shards the weights, so ranks have no copies of weights to compare between s
 - Resting state: a rank's own weights and moments must not change between the end of one step and the weight update of
   the next step. A rank checks this without other ranks.
 
-A wrong result of arithmetic that reaches all ranks alike is not detected here. Such a result may show in the loss (see
-`anomalies`).
+These checks do not detect a wrong result of arithmetic that reaches all ranks in the same way. Such a result may change
+the loss noticeably (see `anomalies`).
 
 A digest combines the hashes of tensors in order. The hash is torch.hash_tensor (an exclusive or), so a digest detects
 accidental changes, but not deliberate ones.
@@ -75,7 +75,7 @@ class Digests:
     """Checks for silent data corruption by digests, in this process and between ranks."""
 
     def __init__(self, every: int, model: Stages, still: Sequence[Tensor], world: DistContext, step: int) -> None:
-        """Prepare the checks. The state tensors `still` of this rank, after `step` steps, are assumed to be correct."""
+        """Prepare the checks. The state tensors `still` of this rank after `step` steps are assumed to be correct."""
         self._every, self._still, self._rank, self._size = every, still, world.rank, world.size
         self._alike = world.alike
         self._agreed = step

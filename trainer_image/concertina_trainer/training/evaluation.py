@@ -9,6 +9,8 @@ training data nor the gradients.
 A step is evaluated before the next step begins. If a drain arrives during an evaluation, all ranks stop the evaluation
 after the current batch, so that the drain does not wait. The next round continues from the same step, and evaluates
 that step from the beginning (decision "A drain interrupts an evaluation").
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -117,14 +119,14 @@ class Evaluation:
             reporter.evaluated_before(self._result())
 
     def _digest(self) -> str:
-        """Return a digest of what the run's evaluation loss is measured on. It is that of the first set."""
+        """Return a digest of the documents on which the run's evaluation loss is measured: those of the first set."""
         reader = next(iter(self._readers.values()))
         measured = [reader.digest, reader.length, self._count(reader), self._config.ema, reader.transform]
         return short_digest(json.dumps(measured).encode())
 
     @property
     def stop_reason(self) -> str:
-        """Sentence about why the run ends after the last evaluation, or "" if it goes on."""
+        """Sentence about why the run ends after the last evaluation, or "" if it continues."""
         return stop_reason(self.history, self._config.stopping)
 
     def is_best(self, step: int) -> bool:
@@ -134,7 +136,8 @@ class Evaluation:
     def after(self, step: int, last: bool = False) -> bool:
         """Evaluate if an evaluation is due after `step` steps, or if `step` is the `last` step of the run.
 
-        Return False if a request to stop the round (a drain) interrupted the evaluation, and True otherwise.
+        In a drain, all ranks stop after the same step. Return False if a request to stop the round (a drain)
+        interrupted the evaluation, and True otherwise.
 
         Raises:
             InvalidInput: When a set has no token to predict.
@@ -220,7 +223,8 @@ class Evaluation:
     def _batches(self, reader: Reader) -> BatchResults:
         """Evaluate the batches of a set.
 
-        If a request to stop the round (a drain) arrives during the evaluation, the remaining batches are left out.
+        In a drain, all ranks stop after the same step. If a request to stop the round (a drain) arrives during the
+        evaluation, the remaining batches are left out.
         """
         sums: list[Tensor] = []
         found = BatchResults()
@@ -257,7 +261,7 @@ def _number(loss: float | None) -> float:
 
 
 def _words(figures: Figures) -> list[str]:
-    """Return the known figures beside the loss, for the log."""
+    """Return words for the log about the known figures other than the loss."""
     accuracy = [] if figures.token_accuracy is None else [f"token accuracy {figures.token_accuracy:.4f}"]
     return accuracy + ([] if figures.bits_per_byte is None else [f"{figures.bits_per_byte:.4f} bits per byte"])
 

@@ -1,7 +1,8 @@
-"""The best evaluation of a run, and the end of a run whose evaluation loss does not improve any more. No torch.
+"""The best evaluation of a run, and the end of a run whose evaluation loss no longer improves. No torch.
 
-The history of evaluations is saved with the state. A run that resumes, with any number of ranks, therefore counts on
-from where it was, and a rollback also takes the history back. All ranks have the same losses, so all decide alike.
+The history of evaluations is saved with the state. A run that resumes, with any number of ranks, therefore continues
+its counts, and a rollback also restores the earlier history. All ranks have the same losses, so they make the same
+decisions.
 
 A loss that is not finite is never the best, and never an improvement.
 """
@@ -17,7 +18,7 @@ from concertina_trainer.config.data_config import StoppingConfig
 
 
 def continued(history: Evaluations, of: str) -> Evaluations:
-    """Return the history with which a round begins, which is a new one if something else was evaluated before."""
+    """Return the history with which a round begins. It is a new one if other documents were evaluated before."""
     return history if history.of == of else Evaluations(of)
 
 
@@ -50,7 +51,7 @@ def _finite(loss: float) -> float | None:
 
 
 def stop_reason(history: Evaluations, stopping: StoppingConfig | None) -> str:
-    """Return a sentence about why the run ends, or an empty string if it goes on."""
+    """Return a sentence about why the run ends, or an empty string if it continues."""
     if stopping is None or history.without_improvement < stopping.patience:
         return ""
     by = f" by more than {stopping.least_improvement:g}" if stopping.least_improvement else ""

@@ -67,7 +67,8 @@ class TrainingRun:
     def end_step(self, decision: SaveDecision, position: int) -> Done | None:
         """Evaluate the step if an evaluation is due, and save it as `decision` says. Return Done if the round ends.
 
-        If a drain interrupts the evaluation, this round ends with the step, and the next round evaluates it again.
+        In a drain, all ranks stop after the same step. If a drain interrupts the evaluation, this round ends with the
+        step, and the next round evaluates it again.
         """
         if decision.outcome is not Outcome.DRAINED:
             if not self._evaluate(decision.step, decision.outcome is Outcome.COMPLETE):
@@ -76,7 +77,10 @@ class TrainingRun:
         return self._save(decision, position)
 
     def _evaluate(self, step: int, last: bool) -> bool:
-        """Evaluate `step` if an evaluation is due. Return False if a drain has interrupted the evaluation."""
+        """Evaluate `step` if an evaluation is due. Return False if a drain has interrupted the evaluation.
+
+        In a drain, all ranks stop after the same step.
+        """
         if self.evaluation is None:
             return True
         averaged = self.config.evaluation is not None and self.config.evaluation.ema
@@ -84,7 +88,7 @@ class TrainingRun:
             return self.evaluation.after(step, last)
 
     def _amended(self, decision: SaveDecision, last: bool, stored: bool = False) -> SaveDecision:
-        """Return the decision with what the evaluations so far change about it.
+        """Return the decision as the evaluations so far change it.
 
         `stored` is whether a checkpoint of this step is known to be in storage, with its evaluation.
         """
@@ -119,6 +123,8 @@ def train(run: TrainingRun, step: int, position: int, check: Callable[[], None] 
     Training begins after `step` finished steps and `position` consumed samples. `check` is a function that raises an
     error if the round is over. `train` calls `check` after the all-reduce of each step, and after an update in which
     ranks communicate, because collectives on a GPU return invalid results after they were aborted.
+
+    In a drain, all ranks stop after the same step.
     """
     config, reporter, saving, anomalies, optimizer = run.config, run.reporter, run.saving, run.anomalies, run.optimizer
     scaling = run.scaling

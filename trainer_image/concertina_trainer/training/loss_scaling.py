@@ -1,8 +1,8 @@
 """Loss scaling for float16, whose range of exponents is too small for gradients.
 
-The loss is linear in the weights of its tokens. So the trainer multiplies these weights by a power of two, the loss
-scale, and all gradients of the backward pass are larger by this factor. Losses and gradients in float32 are divided by
-it, which is exact.
+The loss is linear in the weights of its tokens. The trainer therefore multiplies these weights by a power of two, the
+loss scale. All gradients of the backward pass are then larger by this factor. Losses and gradients in float32 are
+divided by it, which is exact.
 
 If a gradient overflows, all ranks lower the scale and compute the same samples again, so no sample is left out. After
 GROWTH_STEPS steps without an overflow, they raise it. The scale is a part of the saved state. Source: Micikevicius et
@@ -66,9 +66,9 @@ class LossScaling:
     def lowered(self, result: StepResult) -> bool:
         """Lower the scale and return True if gradients have overflowed, and a lower scale can help.
 
-        All ranks decide alike, because `result` is the same on all of them. The trainer's code computes losses in
-        float32. So if such a loss is not finite, activations have overflowed, and no scale helps. The loss of a custom
-        model may be a sum in float16, which a lower scale can help.
+        All ranks make the same decision, because `result` is the same on all of them. The trainer's own code computes
+        losses in float32. If such a loss is not finite, activations have overflowed, and no scale helps. The loss of a
+        custom model may be a sum in float16, which a lower scale can help.
         """
         overflowed = math.isfinite(result.loss) and not math.isfinite(result.squared_norm)
         overflowed |= self._own and not math.isfinite(result.loss)
@@ -86,7 +86,7 @@ class LossScaling:
             self._exponent = exponent
 
     def skipped(self) -> None:
-        """Halve the scale of the last step at most, because the batch is left out.
+        """Undo all but one halving of the loss scale in the last step, because its batch is left out.
 
         The gradients of a bad batch may overflow at any scale. With the lowest scale, small gradients of the next steps
         would be rounded to 0.

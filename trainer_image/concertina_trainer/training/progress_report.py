@@ -24,7 +24,10 @@ _SMOOTHING = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class RoundInfo:
-    """Facts about a round that the worker sends in every report of a step."""
+    """Facts about a round that the worker sends in every report of a step.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     restored_step: int
     restored_from: str
@@ -220,7 +223,7 @@ class Reporter:
     def evaluated_before(self, result: Evaluated) -> None:
         """Report the last evaluation before this round. The reports of this round's steps repeat it.
 
-        A run that has stopped early ends without another step, and this report says why.
+        A run that has stopped early ends without another step. This report then contains the reason.
         """
         self._evaluated = result
         self._send_again({"evaluated": result})
@@ -260,7 +263,7 @@ class Reporter:
             self._channel.send(dataclasses.replace(self._sent, **changed))
 
     def _announce(self, step: int, round: RoundInfo, first_step_at: float) -> None:
-        """Log where the round's state came from and how long the parts of its start took."""
+        """Log the source of the round's state, and the duration of each part of the worker's start."""
         number, source = int(os.environ["CONCERTINA_ROUND"]), RestoreSource(round.restored_from)
         self.note(str(RoundStarted(number, step, source, round.restored_step, self._timeline, first_step_at)))
 

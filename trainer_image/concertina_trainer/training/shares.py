@@ -1,4 +1,4 @@
-"""Number of sequences of the global batch for each rank, if shares follow the ranks' speed.
+"""Shares of the global batch: the number of sequences for each rank, if the shares follow the ranks' speed.
 
 A synchronous step ends when its last rank has finished. Sequences can't be divided, so the divisor method of D'Hondt
 and Jefferson gives the shares with which the step ends soonest (Balinski and Young, Fair Representation, 1982). Under a

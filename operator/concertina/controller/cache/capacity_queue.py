@@ -124,8 +124,7 @@ class CapacityQueue:
     def _is_news(self, uid: str, before: Mapping[str, QueuePlace]) -> bool:
         """Return whether a job must act because its place in the queue has changed.
 
-        If a job has no pods to release and has not released any, only the beginning or the end of its turn requires an
-        action.
+        A job without pods, which has not released any, must act only when its turn begins or ends.
         """
         waits, old, new = self._waiting[uid], before.get(uid, ALONE), self._line.places.get(uid, ALONE)
         if not (waits.held or waits.away or waits.turn or new.turn):
@@ -146,7 +145,7 @@ class CapacityQueue:
     def _judged(self, uid: str, job: CachedJob) -> Waiting | None:
         """Return the data that determine a job's place in the queue; None if the job does not wait for resources.
 
-        If the data can't be computed, the result is None too, because an error about one job must not affect other
+        The result is also None if the data can't be computed, so that an error about one job does not affect other
         jobs.
         """
         try:

@@ -158,7 +158,7 @@ class ClusterCache:
         return max(PROGRESS_SECONDS, len(self._jobs) / WRITES_PER_SECOND)
 
     def _words_every(self, job: CachedJob) -> float:
-        """Return the shortest time in seconds between two status writes that only change messages and counts."""
+        """Return the seconds between two status writes of a job that change only its messages and counts."""
         shortest = PROGRESS_SECONDS if job.view.status.rounds else WAITING_WORDS_SECONDS
         return max(shortest, len(self._jobs) / WORDS_PER_SECOND)
 
@@ -319,7 +319,7 @@ class ClusterCache:
             self._changed(uid)
 
     def name_taken(self, uid: str, name: str) -> None:
-        """Record that a pod outside of the cache has the name `name`, so that the next plan skips this name.
+        """Record that a pod outside of the cache already has this name, so that the next plan chooses another name.
 
         A user may have created that pod. It may also be a pod that the watch has not reported yet.
         """
@@ -380,7 +380,7 @@ class ClusterCache:
 def _only_starts(old: OwnedPod | None, new: OwnedPod | None) -> bool:
     """Return whether a pod has only been created or bound to a node, so that it still can't run an agent.
 
-    Before a job's first round, no pass acts on this.
+    Before a job's first round, such a change needs no planning pass.
     """
     if new is None or new.view.phase is not PodPhase.PENDING or new.view.waiting or new.view.deleting:
         return False

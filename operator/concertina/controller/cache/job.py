@@ -95,16 +95,16 @@ class CachedJob:
         return not world.round and world.claim is None and not self.asked
 
     def named(self, round: int | None = None) -> dict[str, object]:
-        """Return the log fields that identify the job, a round and the round's trace.
+        """Return the log fields that identify the job, one of its rounds, and the trace of this round.
 
-        The default round is the latest one.
+        Without an argument, the round is the latest one.
         """
         number = self.view.status.world.latest_round if round is None else round
         return {"job": self.name, **({"round": number, "trace": trace_id(self.view.uid, number)} if number else {})}
 
     @property
     def lane(self) -> tuple[str, bool]:
-        """Key by which jobs take turns when they write: jobs with the same key share a turn.
+        """Key of the job's turn to write to the API server. Jobs with the same key share a turn.
 
         The key consists of the job's namespace, and of whether the job has had a round.
         """
@@ -124,11 +124,10 @@ class CachedJob:
         return now - self.counted[1]
 
     def ended_unseen(self) -> list[PodView]:
-        """Return torchrun's pods that ended and were deleted between two planning passes.
+        """Return pods of torchrun that ended and were deleted between two planning passes.
 
-        No pass has seen that these pods ended. The next pass treats them as ended pods. Otherwise it would use their
-        names again, because the status lists no members of torchrun (decision "Pods of torchrun that end between two
-        passes").
+        The next planning pass treats them as ended pods. Otherwise it would use their names again, because the status
+        lists no members of a torchrun job (decision "Pods of torchrun that end between two passes").
         """
         if self.view.spec is None or self.view.spec.launcher is not Launcher.TORCHRUN:
             return []

@@ -97,7 +97,7 @@ class QueueCache:
             self._changed(uid)
 
     def _index_victim(self, old: WorkloadView | None, new: WorkloadView | None) -> None:
-        """Record which other Workload (the preemptor) a Workload was preempted for.
+        """Record which other Workload (the preemptor) caused the preemption of this Workload.
 
         A later change of the preemptor then also counts as a change for the preempted job.
         """
@@ -121,7 +121,7 @@ class QueueCache:
         self._all_changed()
 
     def _all_changed(self) -> None:
-        """Report a change for every job that has or may have had a queue."""
+        """Report a change of every job that has, or may have had, a Kueue queue."""
         for uid, job in self._jobs.items():
             if job.view.queue or uid in self._of_job or job.view.status.queue is not None:
                 self._changed(uid)
@@ -197,8 +197,8 @@ class QueueCache:
     def _queue_of(self, job: CachedJob) -> str:
         """Return the name of a job's LocalQueue; empty if it has none.
 
-        A job with Workloads stays in their queue even if its queue label is removed. Otherwise a job could evade its
-        quota by removing the label.
+        If the job has Workloads, the result is their queue, even if the job's queue label is removed. Otherwise the
+        removal of the label would bypass the quota.
         """
         if self._service is Service.ABSENT:
             return ""

@@ -73,9 +73,9 @@ class TakenBack:
     def yield_seconds_left(self, status: Raw, now: float) -> float:
         """Return the seconds until this operator may write to a job whose master key it lacks.
 
-        Another operator may serve that job. This operator writes only if no other client has written to the job for a
-        long time. An operator that serves an idle job writes nothing until another client changes the job. The waiting
-        time therefore grows each time another client writes after a write of this operator.
+        Another operator may serve that job. This operator therefore writes only if no other client has written to the
+        job for a long time. An operator that serves an idle job writes only after another client changes the job, so a
+        short wait is not enough. The waiting time grows each time another client writes after a write of this operator.
         """
         if self._last_status is None:
             self._last_status = status

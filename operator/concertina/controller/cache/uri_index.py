@@ -1,7 +1,8 @@
 """Index of live jobs by the checkpoint folder to which they write.
 
-Only jobs of the same namespace are compared. Across namespaces, the owner object in the folder decides (decision
-"Ownership of a checkpoint folder"). Of several jobs with the same folder, the oldest job that has begun owns it.
+If several jobs of a namespace name the same folder, the oldest job that has begun owns it. Jobs of different namespaces
+are not compared here. For these, a stored object in the folder names the owner (decision "Ownership of a checkpoint
+folder").
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FILES = "file://"
 class CheckpointFolder:
     """Checkpoint folder of a job.
 
-    Jobs with equal folders write to the same location, as far as their specs show.
+    Two jobs have equal folders if their specs name the same location.
     """
 
     namespace: str

@@ -43,7 +43,10 @@ async def _signal_worker(target: DrillTarget, name: str, number: str) -> AsyncIt
 
 @asynccontextmanager
 async def kill_coordinator_pod(target: DrillTarget) -> AsyncIterator[Injection]:
-    """Delete the coordinator's pod without a grace period, so that the kubelet kills all of its processes."""
+    """Delete the pod of the coordinator (the agent of rank 0) without a grace period.
+
+    The kubelet then kills all processes of the pod.
+    """
     coordinator = await target.coordinator()
     at = time.time()
     await target.client.delete(PODS, target.namespace, coordinator.replica, uid=coordinator.uid, grace=0)

@@ -47,7 +47,7 @@ def _kill(environment: dict[str, str], name: str) -> float:
 
 @asynccontextmanager
 async def kill_coordinator(target: DrillTarget) -> AsyncIterator[Injection]:
-    """Send SIGKILL to the coordinator's agent. The agent's container then ends too."""
+    """Send SIGKILL to the coordinator, which is the agent of rank 0. The agent's container then ends too."""
     coordinator, uid = await target.coordinator(), (await target.job())["metadata"]["uid"]
     at = await asyncio.to_thread(_kill, environment_of(uid, coordinator.replica), coordinator.replica)
     yield Injection(at, f"SIGKILL to the agent of the coordinator, {coordinator.replica} on {coordinator.node}")
@@ -138,7 +138,7 @@ async def kill_storage(target: DrillTarget) -> AsyncIterator[Injection]:
 async def _outage(
     stop: Callable[[], object], start: Callable[[], object], injection: Injection
 ) -> AsyncIterator[Injection]:
-    """Stop a component, and start it again on exit, at least OUTAGE seconds later."""
+    """Stop a component. On exit, start it again, but not before OUTAGE seconds have passed."""
     try:
         await asyncio.to_thread(stop)
         yield injection

@@ -1,6 +1,6 @@
-"""Faults by other tenants: a worker is killed while jobs of other namespaces load the operator.
+"""Faults during which other tenants' jobs load the operator. The fault itself is the kill of a worker.
 
-The drill creates these namespaces and deletes them.
+The drill creates namespaces for these jobs, and deletes them.
 """
 
 from __future__ import annotations

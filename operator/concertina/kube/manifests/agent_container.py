@@ -1,6 +1,7 @@
-"""Add the agent to a pod's manifest: an init container, two volumes, and the agent in front of the trainer's command.
+"""Add the agent to a pod's manifest: an init container, two volumes, and a command that starts the agent.
 
-The init container installs the agent. All functions are pure.
+The init container installs the agent. In the container `trainer`, the agent starts the user's command. All functions
+are pure.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ EVALUATES = "concertina.dev/evaluates"
 def evaluation_job_manifest(job: JobView, spec: EvaluationJob, template: Raw, create: CreateEvaluationJob) -> Raw:
     """Return the manifest of the Job for a checkpoint.
 
-    The Job has the labels of the PodTemplate, for example that of a queue, and the pod those of the template in it.
-    Labels by which the operator finds its own objects are left out. The API server sets restartPolicy Always in a
-    PodTemplate, which a Job can't have.
+    The Job gets the labels of the PodTemplate object (for example that of a queue), and its pod gets those of the
+    object's field `template`. Labels by which the operator finds its own objects are left out. The API server sets
+    restartPolicy Always in a PodTemplate, so the restartPolicy is replaced: a Job can't have Always.
 
     Args:
         job: The TrainingJob.

@@ -1,8 +1,9 @@
 """Rules for where the scheduler places a replica's pod, in addition to those of the template. All functions are pure.
 
-Most rules are preferences rather than requirements: a pod that the scheduler can't place trains nothing, and ranks are
-assigned by the pods' actual nodes (`plan/state/rank_order.py`). Two rules are requirements: not to use bad nodes that
-the job does not need, and the domain that `spec.scheduling.topology` requires.
+Most rules are preferences, because a pod that the scheduler can't place trains nothing. The operator assigns ranks
+later, by the nodes that the pods actually got (`plan/state/rank_order.py`). Two rules are requirements. The first
+excludes bad nodes that the job does not need. The second is the network domain that `spec.scheduling.topology`
+requires.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def _near_its_groups(affinity: Raw, job: JobView, labels: Sequence[str], sizes: 
 def _neighbours(job: JobView, index: int, size: int, operator: str = "In") -> Raw:
     """Return a selector for the job's pods whose replicas are in the same parallel group of `size` replicas.
 
-    With the operator NotIn, the selector matches the pods of all other groups instead.
+    If `operator` is NotIn, the selector matches the pods of all other groups instead.
     """
     begin = index - index % size
     expression = {
@@ -120,7 +121,7 @@ def _keeping_off(affinity: Raw, create: CreatePod) -> Raw:
 
 
 def _wishing(affinity: Raw, kind: str, wish: Raw) -> Raw:
-    """Return the affinity with the preference `wish` added.
+    """Return the affinity with a preference added.
 
     `kind` is nodeAffinity, podAffinity or podAntiAffinity.
     """

@@ -1,7 +1,7 @@
 """Manifests for `launcher: Torchrun`: torchrun's settings in a member's pod, and the pod that serves its TCPStore.
 
-There is no Service. A member's pod is created once the store's pod has an IP address, and no member outlives the store.
-All functions are pure.
+A member's pod is created once the store's pod has an IP address, so no Service is needed. All members end when the
+store's pod ends. All functions are pure.
 """
 
 from __future__ import annotations

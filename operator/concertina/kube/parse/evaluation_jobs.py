@@ -10,7 +10,7 @@ CONDITIONS = {"Complete": EvaluationJobState.SUCCEEDED, "Failed": EvaluationJobS
 
 
 def evaluation_job_view(job: Raw) -> EvaluationJobView:
-    """Return what plan() needs of a Job."""
+    """Return the fields of a Job that plan() needs."""
     for condition in (job.get("status") or {}).get("conditions") or ():
         state = CONDITIONS.get(condition.get("type", ""))
         if state is not None and condition.get("status") == "True":

@@ -28,11 +28,11 @@ _QUOTA = re.compile(r'pods "[^"]*" is forbidden: exceeded quota: [^,]+, requeste
 
 
 def excluded(message: str) -> bool:
-    """Return whether no node would take the pod, even if no other pods ran there.
+    """Return whether no node could take the pod, even if no other pods ran there.
 
-    If the scheduler says that preemption would not help, and only resources are lacking, the pod requests more than a
-    whole node has. For claimed devices, the scheduler says the same even if another pod could release the devices. If a
-    device is lacking, the result is therefore False.
+    The scheduler says this if only resources are lacking and preemption would not help: the pod then requests more than
+    a whole node has. For claimed devices, it says the same even if another pod could release the devices. If a device
+    is lacking, the result is therefore False.
 
     Args:
         message: Message of the pod's condition PodScheduled.
@@ -48,7 +48,7 @@ def excluded(message: str) -> bool:
 
 
 def fits_quota(message: str) -> int | None:
-    """Return how many pods like the refused one the resource quota would allow if nothing else used the quota.
+    """Return how many pods like the refused one the quota allows when no other pod uses it.
 
     The result is None if `message` does not name a quota.
     """
@@ -65,7 +65,8 @@ def fits_quota(message: str) -> int | None:
 def amounts(quantities: Mapping[str, object]) -> Mapping[str, Decimal]:
     """Return the amounts of resources as numbers.
 
-    Equal arguments return the same object, which saves memory: pods of a job and nodes of a kind have the same amounts.
+    To save memory, the same object is returned for equal arguments: pods of a job have the same amounts, and so have
+    nodes of one type.
     """
     return _amounts(tuple((name, str(quantity)) for name, quantity in quantities.items()))
 

@@ -292,8 +292,8 @@ def status_of(obj: Raw) -> JobStatus:
 def _place_of(status: Raw, location: tuple[int | str, ...]) -> tuple[Any, Any] | None:
     """Return the mapping or list that contains the field at `location`, and the field's key or index in it.
 
-    If the field is missing, the result describes the innermost object on the way to the field. The result is None if
-    that object is the status itself.
+    If a part of the path is missing, the result describes the innermost object on the path that exists. If this is the
+    status itself, the result is None.
     """
     field_location: tuple[Any, Any] | None = None
     value: Any = status

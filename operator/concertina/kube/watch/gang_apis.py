@@ -1,7 +1,7 @@
 """Find out which gang scheduling APIs the API server serves.
 
-Only discovery is reliable. If the feature gate is off, the API server drops the scheduling group of a pod without an
-error.
+The API server's discovery documents are the only reliable source. A test with a pod would show nothing: if the feature
+gate is off, the API server drops a pod's scheduling group without an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ async def served_gang_apis(client: Client) -> frozenset[GangApi]:
 async def _has_objects(client: Client, api: GangApi) -> bool:
     """Return whether the API version has the kind that gang scheduling needs.
 
-    An API version that is served may contain only other kinds.
+    The API server may serve the API version without this kind.
     """
     try:
         return ("kartas" if api is GangApi.KARTA else "podgroups") in await client.resources_of(api)

@@ -44,7 +44,7 @@ class KopfSession:
         begin: Callable[[str | None], Awaitable[str]],
         begun: Callable[[str | None], None],
     ) -> None:
-        """Prepare to change kopf's requests. kopf opens its HTTP session by `login`.
+        """Prepare to change kopf's requests. kopf calls `login` to open its HTTP session.
 
         Args:
             access: Address and credentials of the API server.
@@ -136,8 +136,8 @@ class KopfSession:
 def _names_training_jobs(path: str, status: int, body: bytes) -> bool:
     """Return False if a discovery document should list TrainingJobs but does not list them yet.
 
-    TrainingJobs can be listed a moment before discovery contains them. Behind a load balancer, another API server may
-    answer that does not know them yet.
+    TrainingJobs can be listed a moment before discovery contains them. Behind a load balancer, the answer may also come
+    from another API server, which does not know TrainingJobs yet.
     """
     if status >= 400 and status != 404:
         return True  # kopf retries such a request

@@ -3,9 +3,11 @@
 Each process measures time with its own monotonic clock only. concertina has its own implementation, because the leader
 elector of kubernetes.aio is broken and kopf has no leader election (decision "A custom Lease").
 
-Two operators that both consider themselves the leader only waste work: each status write fails if another operator has
-begun a round in the meantime. The leader can therefore wait while the API server is down. In that time, no other
-operator can take the Lease or write anything.
+Two operators that both act as the leader waste work but do no harm, because a status write fails if another operator
+has begun a round meanwhile. While the API server is down, the leader can therefore keep its role and wait. During this
+time, no other operator can take the Lease or write anything.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations

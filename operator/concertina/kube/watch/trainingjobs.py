@@ -38,7 +38,7 @@ KEPT_OF_METADATA = {"name", "namespace", "uid", "resourceVersion", "creationTime
 
 
 class Backoffs:
-    """Endless series of delays in seconds between tries, so that the process waits until an outage is over."""
+    """Endless series of delays in seconds between tries, so that the process waits for the end of an outage."""
 
     def __iter__(self) -> Iterator[float]:
         return (backoff.seconds(failures, 0.2, 1.0) for failures in itertools.count())
@@ -95,7 +95,7 @@ async def list_jobs(client: Client, namespace: str | None, on_job: Callable[[Raw
 
 
 async def list_jobs_once_allowed(client: Client, namespace: str | None, on_job: Callable[[Raw], None]) -> Listed:
-    """List jobs as `list_jobs` does. If the API server forbids listing, wait until it allows it."""
+    """List jobs as `list_jobs` does. If the API server does not permit this, wait until it does."""
     warned = False
     while True:
         try:

@@ -31,7 +31,7 @@ def _check(result: int, operation: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Move this process into new namespaces. For CLONE_NEWPID, its next children are moved instead."""
+    """Move this process into new namespaces. A new pid namespace (CLONE_NEWPID) applies to later children instead."""
     _check(_libc.unshare(flags), "unshare")
 
 
@@ -61,7 +61,7 @@ def bind(source: str, target: str, read_only: bool = False) -> None:
 
 
 def pivot_root(new_root: str, old_root: str) -> None:
-    """Make `new_root`, which must be a mount, the root. The old root is then at `old_root` below it."""
+    """Make the mount `new_root` the root directory. The old root is then visible at `old_root` below it."""
     number = _SYS_PIVOT_ROOT[os.uname().machine]
     _check(_libc.syscall(number, new_root.encode(), old_root.encode()), "pivot_root")
     os.chdir("/")

@@ -1,11 +1,11 @@
-"""Boot nodes: python -m concertina.local.node FOLDER... Each folder contains the node.json of a node (NodeConfig).
+"""Boot nodes: python -m concertina.local.node FOLDER... Each folder has a node's configuration, node.json.
 
 Each node is a process tree below process 1 of a new pid namespace. The program records each node's identity (pid and
 start time) in FOLDER/process before any part of the node runs. The program ends when all nodes have booted.
 
-Process 1 of a node (the runtime) is forked again for every container. It is therefore forked before the program imports
-the kubelet's libraries, because forks of a small process are faster and need less memory. The kubelets are forked after
-the import, so that they share the memory of the libraries.
+Process 1 of a node (the runtime) forks itself for every container. Forks of a small process are faster and need less
+memory, so the program starts process 1 before it imports the kubelet's libraries. It forks the kubelets after the
+import, so that they share the memory of the libraries.
 """
 
 import gc
@@ -64,7 +64,7 @@ def _boot(folder: Path, link: socket.socket) -> int:
     """Create the node's namespaces and fork the node's process 1. Return 0 after a success.
 
     Process 1 begins its work after its identity is recorded. If the machine does not allow the namespaces, the result
-    is another exit status.
+    is not 0.
     """
     os.setsid()
     try:

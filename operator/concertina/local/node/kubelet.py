@@ -51,7 +51,7 @@ async def _run(config: NodeConfig, folder: Path, link: socket.socket) -> None:
 
 
 class Kubelet:
-    """Node agent of one node, which does the work of a kubelet."""
+    """Agent of one node of the local cluster. It runs the node's pods, as a kubelet does."""
 
     def __init__(self, config: NodeConfig, folder: Path, runtime: RuntimeClient) -> None:
         pki = Path(config.pki)
@@ -134,7 +134,7 @@ class Kubelet:
             await asyncio.sleep(_RENEW)
 
     async def _insist(self, action: Callable[[], Awaitable[None]]) -> None:
-        """Call `action` again and again until it succeeds.
+        """Repeat a call of `action` until it succeeds.
 
         At first, the API server may be unreachable or may not know the node yet.
         """

@@ -1,4 +1,4 @@
-"""Client of the node for the API server. Objects are plain dicts, and the node has its own certificate."""
+"""Client for a node's requests to the API server. Objects are plain dicts, and the node has its own certificate."""
 
 import asyncio
 import json

@@ -114,7 +114,7 @@ def _keep_logs(folder: Path) -> None:
 
 
 def forget(name: str) -> None:
-    """Delete all remaining files of a cluster that `end` has stopped: the logs."""
+    """Delete the logs of a cluster that `end` has stopped. No other files are left then."""
     shutil.rmtree(state.directory(name), ignore_errors=True)
 
 

@@ -28,12 +28,12 @@ class JobContext:
 
     @cached
     def wanted_spec(self) -> JobSpec:
-        """Spec as the user wrote it, before `replicas` is lowered to what the job's Kueue queue allows."""
+        """Spec as the user wrote it. In `spec`, `replicas` is lowered to what the job's Kueue queue allows."""
         return self.observed.job.spec or self.spec
 
     @property
     def stopped_by_queue(self) -> bool:
-        """Return whether the job must have no pods, and the only reason is that its Kueue queue gives it no quota."""
+        """Return whether the job must have no pods, only because its Kueue queue gives it no quota."""
         return self.lending.stops and not self.wanted_spec.suspend and not self.observed.job.deleting
 
     @property
@@ -122,9 +122,9 @@ class JobContext:
     def age(self, pod: PodView) -> float:
         """Return the seconds for which this operator has observed a pod.
 
-        The pod's `created` time is not used, because the API server wrote it by its own clock. If that clock and the
-        operator's differed by an hour, the operator would consider every pod (or no pod) late. A new operator counts
-        from its own start.
+        The pod's `created` time is not used, because the API server wrote it by its own clock. If the two clocks
+        differed by an hour, the operator would consider every pod (or no pod) late. After a restart, the operator
+        counts from its own start.
         """
         return self.observed.seen_for.get(pod.uid, self.now - pod.created)
 

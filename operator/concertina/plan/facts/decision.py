@@ -16,6 +16,8 @@ class Reason(enum.StrEnum):
     """Reasons for rounds and failures that several policies of the operator use.
 
     Reasons that agents report are in `FailureReason`.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
     FIRST_ROUND = "FirstRound"

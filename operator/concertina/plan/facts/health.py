@@ -1,9 +1,11 @@
 """Decide whether a replica is alive, silent or dead, from several sources of evidence.
 
-Kubernetes reports that a pod has ended. Members of a round report whether they are in contact with their coordinator
-(the agent of rank 0). A host that closes a stream and refuses a new one shows that no agent listens. Without any of
-this evidence, an agent that does not answer may be unreachable for this operator and still be training (decision
+There are three sources. Kubernetes reports that a pod has ended. Members of a round report whether they are in contact
+with their coordinator (the agent of rank 0). If a host closes a stream and refuses a new one, no agent listens there.
+Without any of this evidence, a silent agent may still train: it may only be unreachable for this operator (decision
 "Silence alone does not count as a failure").
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ class Health:
     def no_agent_reachable(self) -> bool:
         """Return whether the operator has no connection to any agent of the job.
 
-        The cause may then be the operator's own network, while all replicas are well.
+        The cause may then be the operator's own network, while all replicas train.
         """
         return not any(view.connected for view in self.observed.agents.values())
 
@@ -110,7 +112,8 @@ class Health:
     def by_contact(self, pod: PodView) -> HealthVerdict:
         """Return whether a pod's replica is alive, judged by the operator's connection to the pod's agent.
 
-        For members of a running round, the coordinator's reports are better evidence than this connection.
+        The coordinator is the agent of rank 0. For members of a running round, the coordinator's reports are better
+        evidence than this connection.
         """
         view = self.observed.agent(pod.name)
         if pod.phase is PodPhase.PENDING and pod.node and not self.observed.node(pod).ready:
@@ -143,8 +146,8 @@ class Health:
     def _since_planned_claim(self) -> float:
         """Seconds since the last planned claim (decision to begin a round); infinity if the last claim was not planned.
 
-        A planned claim means that nothing had failed by then. A member that only the operator could not reach was
-        therefore alive at that time (decision "Silence alone does not count as a failure").
+        A claim is planned if nothing had failed when the operator made it. A member that only the operator could not
+        reach was therefore alive at that time (decision "Silence alone does not count as a failure").
         """
         claim = self.round.claim
         if claim is None or claim.at is None or claim.reason not in PLANNED:
@@ -152,7 +155,10 @@ class Health:
         return since(unix_seconds(claim.at), self.now)
 
     def _is_in_good_standing(self, replica: str) -> bool:
-        """Return whether the replica is a member of the committed round and nothing suggests that it has failed."""
+        """Return whether the replica is a member of the committed round and shows no sign of a failure.
+
+        A round is committed once the operator has chosen its members.
+        """
         if not self.round.committed or replica not in self.round.members:
             return False
         if replica == self.round.coordinator.replica:
@@ -161,12 +167,14 @@ class Health:
 
     @cached
     def coordinator(self) -> HealthVerdict:
-        """Verdict on whether the coordinator of the committed round is alive.
+        """Verdict on whether the coordinator (the agent of rank 0) of the committed round is alive.
 
         The coordinator counts as dead at once if its host closes the stream and refuses the next one. If the
         coordinator is only silent, the operator asks the members. If the operator can't reach any member either, the
         whole round may still be training. The operator then does nothing about the round until Kubernetes reports more
         (decision "When a coordinator counts as lost").
+
+        A round is committed once the operator has chosen its members.
         """
         coordinator = self.round.coordinator
         pod = next((pod for pod in self.observed.pods if pod.name == coordinator.replica), None)
@@ -194,10 +202,10 @@ class Health:
         return HealthVerdict(Life.SILENT, evidence=EvidenceSource.SILENCE, age=age)
 
     def _word_of_members(self) -> HealthVerdict | None:
-        """Return a verdict on a silent coordinator from the states of the connected members; None if they show nothing.
+        """Return a verdict on a silent coordinator from the states of the connected members.
 
-        A member stops soon after it has lost its coordinator. A member that trains is therefore in contact with the
-        coordinator.
+        The coordinator is the agent of rank 0. A member stops soon after it has lost its coordinator. A member that
+        trains is therefore in contact with the coordinator. The result is None if the members' states show nothing.
         """
         assert self.round.claim is not None
         this_round, trains = (self.round.claim.round, self.round.claim.claim_id), False
@@ -224,7 +232,8 @@ class Health:
     def _members_were_asked(self) -> bool:
         """True if the operator has had enough time to open a stream to each member that it can reach.
 
-        The operator opens these streams as soon as it doubts that the coordinator is alive.
+        The coordinator is the agent of rank 0. The operator opens these streams as soon as it doubts that the
+        coordinator is alive.
         """
         running_pods = {pod.name for pod in self.observed.pods if pod.phase is PodPhase.RUNNING and not pod.deleting}
         other_names = self.round.members.keys() & running_pods - {self.round.coordinator.replica}

@@ -73,8 +73,8 @@ NO_QUEUE = Lending()
 def spec_within(spec: JobSpec, lending: Lending) -> JobSpec:
     """Return the spec with `replicas` and `standbyReplicas` lowered to what the job's queue allows.
 
-    If the queue allows no replicas, the returned spec is suspended. The operator then drains and saves the job's round
-    as for any suspended job.
+    If the queue allows no replicas, the returned spec has `suspend: true`. The operator then stops the job as it stops
+    any suspended job: after the current step, with its state saved.
     """
     size = lending.size
     if size is None or spec.suspend:

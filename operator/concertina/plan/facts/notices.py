@@ -9,6 +9,8 @@ includes the replica. A notice is urgent in these cases:
 The cordon of a node is not urgent. The replica then trains until a successor on another node is ready, and the operator
 requests that successor at once (decision "Drains after urgent notices and after cordons"). A notice that is withdrawn
 before the replica leaves has no effect.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations

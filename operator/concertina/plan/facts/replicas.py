@@ -44,7 +44,7 @@ class Replicas:
 
     @cached
     def dead(self) -> Mapping[str, str]:
-        """Pods that are lost or count as lost, each with the reason as words that follow 'replica x'.
+        """Pods that are lost or count as lost, each with the reason as a clause that follows 'replica x'.
 
         A pod can count as lost because its agent has been silent for a long time.
         """
@@ -67,7 +67,7 @@ class Replicas:
 
     @cached
     def silent(self) -> tuple[str, ...]:
-        """Uids of pods whose agent is silent, with no other sign of failure, ordered by silence, the longest first.
+        """Uids of pods whose agent is silent, without another sign of failure. The longest silence comes first.
 
         The operator treats these pods as lost because of their silence, or will do so if the silence continues.
         """
@@ -90,8 +90,9 @@ class Replicas:
     def outdated(self) -> frozenset[str]:
         """Names of pods to replace because the job's pod template has changed.
 
-        A suspended job replaces no pods: its round drains on the existing pods. A member of the round is replaced only
-        after the round has been drained (`suspend.replace_outdated`).
+        In a drain, all ranks stop after the same step. A suspended job replaces no pods: its round drains on the
+        existing pods. A member of the round is replaced only after the round has been drained
+        (`suspend.replace_outdated`).
         """
         return frozenset() if self.spec.suspend else self.of_another_template
 
@@ -131,7 +132,7 @@ class Replicas:
 
     @cached
     def notices(self) -> Mapping[str, notices.PodNotice]:
-        """Termination notices of replicas, keyed by pod name. Only pods that still exist are included."""
+        """Termination notices of replicas whose pods still exist, keyed by pod name."""
         observed, members, notice_by_replica = self.observed, self.round.members, {}
         # The coordinator's report on its members counts even when a claim is about to replace the round: a member that
         # has left keeps its notice until its pod has ended (decision "SIGTERM in an agent's reports").
@@ -153,8 +154,8 @@ class Replicas:
     def pod_by_index(self) -> Mapping[int, str]:
         """Pods that may be in the next round, keyed by replica index.
 
-        For each index, this is the pod of the present member if the member can stay, and otherwise the newest pod of
-        the index. A pod on a cordoned node is used until another pod of the index is ready.
+        For each index, the result has the pod of the present member if the member can stay. Otherwise, it has the
+        newest pod of the index. A pod on a cordoned node is used until another pod of the index is ready.
         """
         by_index: dict[int, list[str]] = {}
         for name, pod in self.live.items():
@@ -204,8 +205,8 @@ class Replicas:
         """Replicas that may be in the next round, in order of replica index.
 
         Candidates are all members that are not known to be lost, and all replicas that are ready. While the members'
-        pods have an outdated pod template, only members are candidates. The round begins without lost members if
-        the others suffice and another member remains.
+        pods have an outdated pod template, only members are candidates. A lost member is no candidate if enough other
+        candidates, with at least one member, remain.
         """
         may_join = self.round.members.keys().isdisjoint(self.of_another_template)
         names = tuple(
@@ -238,7 +239,10 @@ class Replicas:
 
     @cached
     def suspects(self) -> frozenset[str]:
-        """Members to which the operator opens a stream of its own, because the coordinator may have lost them."""
+        """Members to which the operator opens a stream of its own, because the coordinator may have lost them.
+
+        The coordinator is the agent of rank 0.
+        """
         states = self.round.member_states
         silent = frozenset(name for name in self.round.members if name in states and states[name].silent)
         return silent | self._left_out
@@ -247,7 +251,10 @@ class Replicas:
     def lost_members(self) -> frozenset[str]:
         """Members that answer neither the coordinator nor this operator (decision "Two observers of a silent member").
 
-        A member that only one of them can't reach is asked like any other, because it may hold the newest state.
+        If one of the two can reach the member, the operator asks it to join the next round, because it may hold the
+        newest state.
+
+        The coordinator is the agent of rank 0.
         """
         failures = {name: state.failure for name, state in self.round.member_states.items()}
         reported = {
@@ -259,8 +266,10 @@ class Replicas:
     def _left_out(self) -> frozenset[str]:
         """Members that this operator has left out of its Prepare calls for the round that is being formed.
 
-        Once the coordinator has prepared for that round, it no longer reports which members it has lost. The calls then
-        show this.
+        A Prepare call asks a replica to join the round. Once the coordinator has prepared for the round, it no longer
+        reports which members it has lost. The missing calls then show this.
+
+        The coordinator is the agent of rank 0.
         """
         claim = self.round.claim
         if claim is None or claim.committed:
@@ -297,7 +306,10 @@ class Replicas:
 
     @cached
     def answers(self) -> Mapping[str, Prepared]:
-        """Answers to the Prepare calls for the round that is being formed, keyed by replica."""
+        """Answers to the Prepare calls for the round that is being formed, keyed by replica.
+
+        The message Prepare asks a replica to join the next round.
+        """
         return {name: call.reply for name, call in self.asked.items() if isinstance(call.reply, Prepared)}
 
     @cached
@@ -313,7 +325,8 @@ class Replicas:
     def uninformed(self) -> frozenset[str]:
         """Replicas that answered their Prepare call before other candidates for the round were added.
 
-        Such an answer does not say whether the replica can reach the candidates that were added later.
+        A Prepare call asks a replica to join the round, and lists the other candidates. Such an answer does not say
+        whether the replica can reach candidates that were added later.
         """
         lists = {id(call.candidates): call.candidates for call in self.asked.values()}  # most calls share the same list
         complete = {
@@ -336,6 +349,8 @@ class Replicas:
         """Name of the coordinator's pod; empty if that pod does not run.
 
         A pod that is being deleted still counts as running.
+
+        The coordinator is the agent of rank 0.
         """
         if not self.round.committed:
             return ""
@@ -349,5 +364,5 @@ class Replicas:
 
 
 def _printable(text: str) -> str:
-    """Return one line without control characters: an agent, which a tenant runs, or a driver has written the text."""
+    """Return a text as one line without control characters, because it comes from a driver or from a tenant's agent."""
     return "".join(character if character.isprintable() else " " for character in text)

@@ -1,7 +1,9 @@
-"""The current round, as its coordinator and members report it, and the claim of the current or the next round.
+"""The current round, as its coordinator and members report it, and the newest claim (decision to begin a round).
 
-A claim is the operator's decision to begin a round. The operator commits a claim when it has chosen the members. While
-a claim is not committed, the operator is forming that round.
+The operator commits a claim when it has chosen the members. While a claim is not committed, the operator is forming
+that round.
+
+The coordinator is the agent of rank 0. A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -37,9 +39,9 @@ class Round:
     def first_claim(self) -> Claim | None:
         """Claim (decision to begin a round) of the job's first round; None if the job's first status has no id for it.
 
-        The operator writes only the id of the claim to the job's first status. It can then call the replicas at once,
-        and does not need a second status write before the round is committed (decision "The first status holds the
-        first claim").
+        The operator writes only the id of the claim to the job's first status. The operator can therefore call the
+        replicas at once. It needs no second status write before it commits the round (decision "The first status holds
+        the first claim").
         """
         claim_id = self.observed.job.status.internal.first_claim
         if not claim_id:
@@ -51,6 +53,8 @@ class Round:
         """Claim of the first round, with the time of its first Prepare call; None if this operator made no such call.
 
         The status does not contain this claim (the decision to begin the round) before the round is committed.
+
+        The message Prepare asks a replica to join the next round.
         """
         claim = self.first_claim
         if claim is None:
@@ -69,15 +73,15 @@ class Round:
 
     @property
     def claimed(self) -> bool:
-        """True if the operator is forming the next round: it has begun the round and not chosen the members yet."""
+        """True if the operator is forming the next round: it has begun the round, but not chosen the members yet."""
         return self.claim is not None and not self.claim.committed
 
     @property
     def disbanded(self) -> bool:
         """True if there is no current round, and the operator is not forming one.
 
-        Examples are the time before the first round, and the time after the operator has ended a round without a new
-        one. Rounds of torchrun list no members, so the list of members alone does not show this.
+        This is so before the first round, and after the operator has ended a round without beginning a new one. The
+        list of members alone does not show this, because rounds of torchrun list no members.
         """
         claim, world = self.claim, self.world
         if world.members:
@@ -95,7 +99,10 @@ class Round:
 
     @cached
     def report(self) -> protocol.Report | None:
-        """Last report of the coordinator about the committed round; None if there is no report."""
+        """Last report of the coordinator about the committed round; None if there is no report.
+
+        The coordinator is the agent of rank 0. A round is committed once the operator has chosen its members.
+        """
         if not self.committed or self.claim is None:
             return None
         report = self.observed.agent(self.coordinator.replica).report
@@ -105,17 +112,20 @@ class Round:
 
     @cached
     def member_states(self) -> Mapping[str, protocol.MemberState]:
-        """States of the members in the coordinator's last report on the round of `status.world`, keyed by replica.
+        """States of the members of the current round in the coordinator's last report, keyed by replica.
 
-        Unlike `report`, this remains while a claim is about to replace the round, until the coordinator has prepared
-        for the next one.
+        The coordinator is the agent of rank 0. Unlike `report`, the states are still known while the operator forms the
+        next round, until the coordinator has prepared for that round.
         """
         report = self.observed.agent(self.coordinator.replica).report if self.members else None
         return report.members if report and report.round == self.world.round else {}
 
     @cached
     def failed(self) -> frozenset[str]:
-        """Replicas of the committed round that have failed, as the coordinator reports them."""
+        """Replicas of the committed round that have failed, as the coordinator (the agent of rank 0) reports them.
+
+        A round is committed once the operator has chosen its members.
+        """
         return frozenset(failure.replica for failure in self.report.failures) if self.report else frozenset()
 
     @cached
@@ -137,8 +147,8 @@ class Round:
     def step(self) -> int:
         """Number of training steps that the workers have reported as finished.
 
-        If a script reports no steps and concertina counts its optimizer steps, these are left out, because each process
-        counts from 0.
+        If a script reports no steps, concertina counts its optimizer steps. These are left out, because the count of
+        each process begins at 0.
         """
         progress = self.observed.job.status.progress
         reported_step = progress.step if progress and not progress.optimizer else 0

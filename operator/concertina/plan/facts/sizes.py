@@ -2,6 +2,8 @@
 
 A valid size is a whole number of blocks between the minimum and the maximum that the spec asks for. A block is the
 smallest number of replicas that the parallel layout needs.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Make waiting jobs release resources that they occupy, so that such jobs do not block each other.
+"""Make jobs that wait for resources release those that they occupy, so that waiting jobs do not block each other.
 
 A job waits for resources if fewer of its pods have a node than the job needs. Waiting jobs take turns (`line`). In its
 turn, a job keeps its pods, and the other jobs delete their pods after PATIENCE seconds. A job that has deleted its pods
@@ -105,7 +105,7 @@ def _waiting_job(ctx: JobContext) -> Waiting | None:
 
 
 def _due(ctx: JobContext, queue_place: QueuePlace, waiting_job: Waiting) -> float | None:
-    """Return the Unix time at which a waiting job must let other jobs start first; None if nothing limits the time.
+    """Return the Unix time at which a waiting job must let other jobs start first; None if there is no such time.
 
     Args:
         ctx: Context of this planning pass.
@@ -139,7 +139,7 @@ def _may_release(ctx: JobContext, waiting_job: Waiting) -> bool:
 
 
 def _released(ctx: JobContext, queue_place: QueuePlace, waiting_job: Waiting) -> RequeueState:
-    """Return the RequeueState of a job that has just ended its turn or released its pods, so that others start first.
+    """Return the new RequeueState of a job whose turn has just ended, or whose pods were just released for other jobs.
 
     If more resources would not help the job, it loses its turn too. Its next turn comes only after those of all other
     jobs.
@@ -198,8 +198,8 @@ def hindrance(
 def _excluded(alive: Collection[PodView]) -> bool:
     """Return whether the scheduler reports that no node can ever take one of the job's waiting pods.
 
-    The report then applies to all pods of the job, because they are alike. Pods that the operator keeps away from some
-    nodes are left out.
+    The pods of a job are alike, so such a report about one pod applies to all of them. Pods with nodes that the
+    operator makes them avoid are not considered.
     """
     return any(pod.excluded and not pod.avoids for pod in alive)
 
@@ -207,10 +207,10 @@ def _excluded(alive: Collection[PodView]) -> bool:
 def _could_hold(least: int, alive: Collection[PodView], nodes: Mapping[str, NodeView]) -> bool:
     """Return whether `least` pods would fit on the cluster's usable nodes if no other pods ran there.
 
-    Usable nodes are those of the job and those that accept new pods. The result may be True although the pods do not
-    fit, because rules about where pods may run are ignored. The result is never False if the pods fit. A resource that
-    no node lists is ignored too, because such a resource can come from elsewhere, for example from a resource claim
-    (decision "No turn for jobs that free capacity cannot help").
+    Usable nodes are those of the job and those that accept new pods. Rules about where pods may run are ignored. True
+    can therefore be wrong, but False is always right. A resource that no node lists is ignored too, because such a
+    resource can come from elsewhere, for example from a resource claim (decision "No turn for jobs that free capacity
+    cannot help").
     """
     requests = next((pod.requests for pod in alive if pod.requests), None)
     if requests is None:

@@ -3,8 +3,10 @@
 A request is an annotation because GitOps tools overwrite fields of the spec, but leave annotations alone (decision
 "checkpoint create sets an annotation").
 
-The operator notes the step in progress when it first sees a request. Any later durable checkpoint fulfils the request.
-If the round ends before that, the operator asks the coordinator of the next round again.
+When the operator first sees a request, it records the step in progress. Any later durable checkpoint fulfils the
+request. If the round ends before that, the operator asks the coordinator of the next round again.
+
+The coordinator is the agent of rank 0. A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -46,9 +48,9 @@ def request(ctx: JobContext, decision: Decision, newest: CheckpointMark | None) 
 
 
 def ask(ctx: JobContext, decision: Decision, checkpoint_request: CheckpointRequest | None) -> tuple[Action, ...]:
-    """Return a Save call to the coordinator if a checkpoint is requested and the round trains.
+    """Return a call that asks the coordinator for a checkpoint, if one is requested and the round trains.
 
-    The operator sends the call once in each round.
+    The operator sends this call, Save, once in each round. The coordinator is the agent of rank 0.
     """
     if (
         checkpoint_request is None

@@ -18,7 +18,8 @@ ENDED = {ConditionType.COMPLETE: Phase.COMPLETE, ConditionType.FAILED: Phase.FAI
 def ended(ctx: JobContext) -> Decision | None:
     """Leave a job that is Complete or Failed unchanged, and delete it after `spec.ttlSecondsAfterFinished`.
 
-    The deletion waits for the Jobs that evaluate its checkpoints, because they are deleted with it.
+    The deletion waits for the Jobs that evaluate the job's checkpoints, because Kubernetes deletes them together with
+    the job.
     """
     for type, phase in ENDED.items():
         condition = ctx.status.condition(type)
@@ -35,10 +36,10 @@ def ended(ctx: JobContext) -> Decision | None:
 
 
 def succeeded(ctx: JobContext) -> Decision | None:
-    """Complete the job once all workers of the round have exited with 0 and the last checkpoint is in storage.
+    """Complete the job once all workers have exited with 0 and the last checkpoint is in storage.
 
-    An agent exits with 0 only after both have happened. One pod that has ended with exit code 0 is therefore enough
-    evidence, even if the operator does not know yet that the other pods have ended.
+    An agent exits with 0 only after both have happened. A single pod with exit code 0 is therefore enough evidence,
+    even if the operator does not know yet that the other pods have ended.
     """
     if not ctx.round.committed:
         return None
@@ -58,7 +59,7 @@ def succeeded(ctx: JobContext) -> Decision | None:
 def _without(ctx: JobContext) -> str:
     """Return the part of the message that names the replicas without which the job has completed, if there are any.
 
-    A bug that affects one rank only would otherwise stay unnoticed, because a smaller world completes without it.
+    Without this part, a bug that ends only one rank would stay unnoticed, because the other ranks complete the job.
     """
     missing, failure = ctx.spec.replicas - len(ctx.world.members), ctx.status.last_failure
     if missing <= 0 or failure is None or failure.replica in {member.replica for member in ctx.world.members}:

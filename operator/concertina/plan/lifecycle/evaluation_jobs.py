@@ -1,8 +1,8 @@
 """Jobs of `spec.evaluationJob`: one Kubernetes Job for each durable checkpoint, made from a PodTemplate.
 
-The status lists each Job before the operator creates it, and its name follows from the checkpoint. An operator that
-restarts therefore finds the Job by its name, and creates no second one. A Job that fails, or can't be created, changes
-nothing about the training.
+The status lists each Job before the operator creates it, and the Job's name follows from the checkpoint. After a
+restart, the operator therefore finds the Job by its name, and creates no second one. A Job that fails, or can't be
+created, does not affect the training.
 
 The number of Jobs is limited. If checkpoints arrive faster than Jobs end, only the newest waiting one gets a Job.
 """
@@ -57,7 +57,7 @@ def marks(ctx: JobContext, newest: CheckpointMark | None) -> tuple[EvaluationJob
 
 
 def _seen(mark: EvaluationJobMark, view: EvaluationJobView | None) -> EvaluationJobMark:
-    """Return the mark as the Job was last seen."""
+    """Return an entry of `status.evaluationJobs`, updated with the state in which the operator last saw the Job."""
     if mark.state not in UNFINISHED:
         return mark
     if view is None:

@@ -55,7 +55,7 @@ def regroup(ctx: JobContext) -> Decision | None:
 def annotate_ignored(ctx: JobContext, decision: Decision) -> Decision:
     """Report pods whose reference to the pod group the API server dropped.
 
-    The scheduler places each of them on its own.
+    The scheduler places such a pod on its own, without the rest of its group.
     """
     names = gangs.ignored_groups(ctx.status, ctx.replicas.live.values())
     if not names or decision.stalled or decision.pods is not Pods.WANTED:

@@ -11,8 +11,9 @@ Each job has one turn before any job has a second one. First turns are in this o
 Jobs whose turn ended without a start come after all first turns, in the order in which their turns ended. Such a job
 counts as new again if the occupied resources were too small for it during its turn and are large enough now.
 
-More resources do not help some jobs (`admission.hindrance`). These jobs have no turn. A job whose resource quota is
-used up has a turn only among the jobs of its namespace, because only those can free the quota.
+More resources do not help some jobs (`admission.hindrance`). These jobs have no turn. If a job waits because its
+namespace's resource quota is used up, it takes turns only with jobs of that namespace, because only these can free the
+quota.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Start of a job: preconditions, the first round, and the master key from which its agents' certificates derive."""
+"""Start of a job: preconditions, the first round, and the master key from which its agents' certificates derive.
+
+A round is a period in which a fixed set of replicas trains.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ from concertina_protocol import StorageHealth
 
 
 def first_round(ctx: JobContext) -> Decision | None:
-    """Begin the first round once all wanted replicas are ready. After a delay, enough replicas are sufficient.
+    """Begin the first round once all requested replicas are ready, or after a delay once enough replicas are ready.
 
-    This is the last policy in the table, so it returns a decision for every job without a committed round. One example
-    is a job whose status lists members without a claim (a decision to begin a round), because another program wrote the
-    status.
+    This is the last policy in the table, so it returns a decision for every job without a committed round (one whose
+    members are chosen). Such a job can also be one whose status was written by another program: the status then lists
+    members, but no claim (decision to begin a round).
     """
     names = ctx.replicas.candidates
     size, trouble = sizes.fitting(len(names), ctx.spec), _start_trouble(ctx)
@@ -47,7 +50,8 @@ def _look_again(ctx: JobContext) -> float:
     """Return the seconds until the next planning pass of a job that waits for its first round.
 
     If pods run but their agents do not answer, the delay is short, because an agent that stays silent counts as dead
-    after some time. Otherwise only the job's message can change, first for a pod that no scheduler has tried to place.
+    after some time. Otherwise the next pass can only change the job's message. The message first changes if no
+    scheduler has tried to place a pod for some time.
     """
     live = ctx.replicas.live.values()
     if any(pod.phase is PodPhase.RUNNING and not ctx.agent(pod.name).alive for pod in live):
@@ -126,8 +130,8 @@ MASTER_KEY_REMEDY = (
 def master_key(ctx: JobContext) -> str:
     """Return `status.masterKey`: the id of the master key from which the certificates of the job's agents derive.
 
-    A job without pods gets the operator's key for new jobs. If the status has lost the value, the operator restores it
-    once an agent answers, because an answer proves that the agent uses the same key.
+    A job without pods gets the operator's key for new jobs. If the value is missing in the status, the operator sets it
+    again once an agent answers, because an answer proves that the agent uses the same key.
     """
     if ctx.status.master_key or ctx.spec.launcher is Launcher.TORCHRUN:
         return ctx.status.master_key

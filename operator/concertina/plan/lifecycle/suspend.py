@@ -1,8 +1,10 @@
 """Suspension (`spec.suspend`): drain the round, save its state, then delete the job's pods.
 
-The operator does the same in two more cases. One is a job that was resumed with another pod template while it still had
-old pods. The other is a deleted job that another tool's finalizer keeps (decision "Deleted jobs with a foreign
-finalizer are drained").
+The operator does the same in two more cases. In the first case, a job was resumed with another pod template while it
+still had old pods. In the second case, a job was deleted but still exists, because another tool's finalizer keeps it
+(decision "Deleted jobs with a foreign finalizer are drained").
+
+In a drain, all ranks stop after the same step. A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from concertina_protocol import Report, RestoreSource, State, StorageHealth
 def suspend(ctx: JobContext) -> Decision | None:
     """Drain the round with a durable checkpoint, then delete the pods.
 
-    If a round is being formed, it is completed first and then drained. If there is no round, the pods are deleted at
-    once, because no state can be lost.
+    In a drain, all ranks stop after the same step. If a round is being formed, it is completed first and then drained.
+    If there is no round, the pods are deleted at once, because no state can be lost.
     """
     if not ctx.spec.suspend:
         return None
@@ -50,6 +52,8 @@ def replace_outdated(ctx: JobContext) -> Decision | None:
     Such members exist if a job is suspended and then resumed before its pods are gone. The round is drained with a
     checkpoint. The members then belong to no round, and their pods are replaced (decision "Pods carry a hash of their
     spec").
+
+    In a drain, all ranks stop after the same step.
     """
     outdated = sorted(ctx.replicas.outdated.intersection(ctx.round.members))
     if not outdated:
@@ -73,7 +77,10 @@ def replace_outdated(ctx: JobContext) -> Decision | None:
 
 
 def _is_over(ctx: JobContext) -> bool:
-    """Return whether the round has been drained and saved, or whether the time limit for both has passed."""
+    """Return whether the round has been drained and saved, or whether the time limit for both has passed.
+
+    In a drain, all ranks stop after the same step.
+    """
     if not ctx.round.committed:
         return False
     report = ctx.round.report
@@ -85,8 +92,11 @@ def _is_over(ctx: JobContext) -> bool:
 def _is_saved(ctx: JobContext, report: Report) -> bool:
     """Return whether a drained round has saved its state, or can't save it any more.
 
-    A drain that began for another reason, such as new replicas that join, does not save. The operator then asks the
-    coordinator to save. Reports that arrive soon after that request may still describe the time before the save.
+    In a drain, all ranks stop after the same step. If a drain began for another reason, for example because new
+    replicas join, the round does not save its state. The operator then asks the coordinator to save it. Reports that
+    arrive soon after this request may still describe the time before the save.
+
+    The coordinator is the agent of rank 0.
     """
     if not ctx.saves_durably:
         return True
@@ -98,9 +108,9 @@ def _is_saved(ctx: JobContext, report: Report) -> bool:
 
 
 def _stopped_unsaved(ctx: JobContext, report: Report) -> bool:
-    """Return whether a script stopped before it saved anything newer than the state with which the round began.
+    """Return whether a script stopped without saving any state that is newer than the round's initial state.
 
-    If the round began with state from the pods' memory, only the pods have that state.
+    If the round began with state from the pods' memory, only the pods have that initial state.
     """
     step = report.progress.step if report.progress else 0
     return not ctx.spec.bundled and step <= _in_memory(ctx) > 0

@@ -4,14 +4,14 @@ A round is one torchrun rendezvous here: a pod that serves the TCPStore, and mem
 replaces members that are killed or lost within the round, and torchrun adds the replacements. A round ends in the cases
 below, and the operator then creates all of its pods anew:
 
-  - The store is lost. No member survives that.
-  - torchrun gives up in one of the members, which closes the rendezvous for all members.
+  - The store is lost. All members then end.
+  - torchrun gives up in one of the members. This closes the rendezvous for all members.
   - A job of fixed size gets another size.
   - One of the round's pods has an outdated pod template.
 
-The operator begins and commits each round in one status write. An operator that does not know the new round can then no
-longer write the status (decision "Status writes test whether the claim is committed"). The operator does not know what
-torchrun does inside the pods and does not report it (decision "launcher: Torchrun without a Service").
+The operator begins and commits each round in one status write. If another operator does not know the new round, the API
+server refuses its status writes (decision "Status writes test whether the claim is committed"). The operator does not
+know what torchrun does inside the pods and does not report it (decision "launcher: Torchrun without a Service").
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def succeeded(ctx: JobContext) -> Decision | None:
     """Complete the job once torchrun has ended with exit code 0 in every member.
 
     torchrun ends with this exit code when all workers of all members have exited with 0. In an elastic job, pending
-    pods do not count: they never joined the rendezvous, and it is closed now. In a job of fixed size, pending pods do
-    count.
+    pods are ignored: they never joined the rendezvous, which is closed now. In a job of fixed size, a pending pod is a
+    member that has not ended.
     """
     fixed = ctx.spec.elastic is None
     members = [pod for pod in _members(ctx) if fixed or pod.phase is not PodPhase.PENDING]
@@ -54,8 +54,8 @@ def succeeded(ctx: JobContext) -> Decision | None:
 def _members(ctx: JobContext) -> list[PodView]:
     """Return the pods that are members of the torchrun round.
 
-    Pods that are being deleted are included only after a member has succeeded. From then on, no replacement is created
-    for a pod that is deleted, for example by a node drain.
+    Pods that are being deleted are included only after a member has succeeded. From then on, the operator does not
+    replace deleted pods, for example after a node drain.
     """
     current = torchrun_pods.members(ctx)
     indexes = {pod.index for pod in current}

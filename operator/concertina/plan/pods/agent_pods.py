@@ -49,8 +49,8 @@ def _goes(ctx: JobContext, pod: PodView) -> bool:
 def _filled(ctx: JobContext, index: int) -> bool:
     """Return whether a live replica that will not be terminated has this index.
 
-    Another pod of the same index is then not needed. Such a pod exists if the replica's termination was announced and
-    later withdrawn.
+    Another pod of the same index is then not needed. There can be another pod if the termination of the replica was
+    announced and later withdrawn.
     """
     name = ctx.replicas.pod_by_index.get(index)
     return name is not None and name not in ctx.replicas.notices
@@ -109,7 +109,7 @@ def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> 
 
 
 def _ending(ctx: JobContext) -> set[str]:
-    """Return the nodes that will be terminated or are cordoned and still run replicas, so that new pods avoid them.
+    """Return the nodes of replicas that will be terminated or are cordoned, so that new pods avoid them.
 
     A pod that tolerates the node's taint could otherwise be placed on such a node again.
     """

@@ -76,7 +76,7 @@ def _judge(
 ) -> AvoidedNode | None:
     """Return a new entry of `status.avoidedNodes` for a node; None if there is not enough new evidence.
 
-    While a node is avoided, further failures on it change nothing.
+    Further failures on a node that is already avoided have no effect.
     """
     if earlier is not None and unix_seconds(earlier.until) > ctx.now:
         return None
@@ -149,10 +149,10 @@ def spare(ctx: JobContext) -> int:
 
 
 def can_be_left(ctx: JobContext, nodes: Collection[str]) -> frozenset[str]:
-    """Return those of `nodes` that the job can leave, because enough other nodes are there for all replicas.
+    """Return those of `nodes` that the job can leave, because there are enough other nodes for all replicas.
 
-    Nodes that new pods avoid and nodes with a fault are no other nodes. If they were, a replica could move between them
-    for ever.
+    Nodes that new pods avoid, and nodes with a fault, do not count as other nodes. Otherwise a replica could move
+    between such nodes forever.
     """
     others = {node.name for node in ctx.observed.nodes.values() if _serves(node) and not node.fault}
     others.difference_update(avoided(ctx))
@@ -161,7 +161,7 @@ def can_be_left(ctx: JobContext, nodes: Collection[str]) -> frozenset[str]:
 
 
 def _needed(ctx: JobContext) -> int:
-    """Return the number of nodes for all requested replicas, if each runs as many as the fullest node runs now."""
+    """Return the number of nodes for all requested replicas, if each node runs as many as the fullest one runs now."""
     replicas: dict[str, int] = {}
     for pod in ctx.replicas.live.values():
         if pod.node:

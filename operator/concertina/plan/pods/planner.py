@@ -1,4 +1,7 @@
-"""Choose the function that plans a job's pods, as `Decision.pods` says: for example, delete all pods."""
+"""Choose the function that plans a job's pods, from the field `pods` of the policy's decision.
+
+For example, one of these functions deletes all pods.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,10 @@ def _ended(ctx: JobContext, failed: bool) -> PodPlan:
 
 
 def _can_be_ended(ctx: JobContext, pod: PodView) -> bool:
-    """Return whether the pod has started, so that its log may help, and runs on a node that can stop its containers."""
+    """Return whether the pod's containers can be stopped, and its log may help.
+
+    The pod must have started, and its node must be able to stop containers.
+    """
     node = ctx.node(pod)
     return (
         pod.index is not None

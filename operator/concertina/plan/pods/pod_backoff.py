@@ -1,10 +1,11 @@
 """Backoff for new rounds and new pods, and the sentences that explain it to users.
 
-Failures in quick succession delay the next round, or the next pod of a replica. The first two failures cause no delay.
-Further failures cause delays of 1, 2, 4 and so on up to 30 seconds. The backoff applies to rounds that fail at the same
-step and to replicas whose pods end by themselves. The operator reads the failures from `status.restarts`, so a new
-operator continues the backoff of the previous one (decision "Increasing delays before restarts"). After the API server
-has refused a pod, the delay depends on the kind of refusal.
+A round is a period in which a fixed set of replicas trains. Failures in quick succession delay the next round, or the
+next pod of a replica. The first two failures cause no delay. Further failures cause delays of 1, 2, 4 and so on up to
+30 seconds. The backoff applies to rounds that fail at the same step and to replicas whose pods end by themselves. The
+operator reads the failures from `status.restarts`, so a new operator continues the backoff of the previous one
+(decision "Increasing delays before restarts"). After the API server has refused a pod, the delay depends on the kind of
+refusal.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ LONGEST = 30.0
 
 
 def next_round(ctx: JobContext) -> float:
-    """Return the seconds to wait before the next round, given how many earlier rounds failed at the same step."""
+    """Return the seconds to wait before the next round. The delay grows with rounds that failed at the same step."""
     since = unix_seconds(ctx.world.since) if ctx.world.since else ctx.now
     answered = [entry for entry in ctx.recent if unix_seconds(entry.at) <= since]
     if not answered:
@@ -143,7 +144,7 @@ def _delayed(ctx: JobContext, index: int, pods: list[Restart]) -> DelayedPod:
 def _in_a_row(
     failures: Sequence[Restart], before: float, belongs: Callable[[Restart], bool] = lambda entry: True
 ) -> int:
-    """Return the number of the last failures before the time `before` that followed each other in quick succession.
+    """Return how many of the last failures before the time `before` followed each other in quick succession.
 
     Args:
         failures: Failures in order of time.
@@ -269,7 +270,7 @@ def too_large(ctx: JobContext, pod: PodView) -> str:
 
 
 def why_waiting(ctx: JobContext, pod: PodView) -> str:
-    """Return why a pod is not ready, as words for the job's status."""
+    """Return why a pod is not ready, as a clause for the job's status."""
     view = ctx.agent(pod.name)
     if fault := ctx.replicas.gpu_faults.get(pod.name):
         return fault

@@ -31,8 +31,8 @@ class PodPlan:
 def replaced_event(ctx: JobContext, pod: PodView) -> Event:
     """Return the event that announces the replacement of a pod.
 
-    If the pod is being deleted, the event says that a replacement is created only if the job continues. Perhaps the
-    whole job is being deleted in the foreground, and the operator has not observed that yet.
+    If the pod is being deleted, the event says that a replacement is created only if the job continues. The reason is
+    that the whole job may be in a foreground deletion that the operator has not observed yet.
     """
     notice = ctx.replicas.notices.get(pod.name)
     why = notice.message if notice else ctx.replicas.dead[pod.name]
@@ -69,7 +69,7 @@ def same_replica(first_name: str, second_name: str) -> bool:
 
 
 def number_at(numbers: Sequence[int], index: int | None) -> int:
-    """Return `numbers[index]`; 0 if the tuple is shorter, or if `index` is None.
+    """Return `numbers[index]`. The result is 0 if the tuple is shorter, or if `index` is None.
 
     Only the pod of torchrun's store has no index.
     """
@@ -77,7 +77,7 @@ def number_at(numbers: Sequence[int], index: int | None) -> int:
 
 
 def packed(numbers: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the numbers as a tuple by index, without trailing zeros, which is how the status stores them."""
+    """Return the numbers as a tuple by index, without trailing zeros. This is the form in the status."""
     last = max((index for index, number in numbers.items() if number), default=-1)
     return tuple(numbers.get(index, 0) for index in range(last + 1))
 
@@ -87,8 +87,8 @@ def pass_over_taken(
 ) -> None:
     """Increase the attempts of `wanted_indexes` until each resulting pod name is free.
 
-    Waiting for a name to become free could take forever: pods of a deleted job with the same name exist for as long as
-    their node is down (decision "Pod names that are taken are skipped").
+    The operator does not wait for a name to become free. An earlier job with the same name may have left pods, and
+    these exist for as long as their node is down (decision "Pod names that are taken are skipped").
     """
     if taken_names:
         for index in wanted_indexes:

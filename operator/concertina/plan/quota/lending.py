@@ -2,12 +2,12 @@
 
 These rules hold at every moment (decision "A job never has more pods than its quota"):
 
-  - The job has no pods before one of its Workloads is admitted, and never more pods than Kueue counts quota for.
+  - The job has no pods before one of its Workloads is admitted. It never has more pods than its quota in Kueue allows.
   - While a Workload is evicted, the operator creates no pods for the job.
-  - The operator returns quota only after the pods that used it are gone. Before the write, it lists the pods to check
-    this.
+  - The operator returns quota only after the pods that used it are gone. To check this, it lists the pods before it
+    returns the quota.
 
-A job first requests quota for all its replicas. While Kueue refuses, the job requests less and less, down to its
+A job first requests quota for all its replicas. While Kueue refuses, the job repeatedly requests less, down to its
 minimum. If the job holds less than it wants, one pending slice (a second Workload that would replace the first one)
 requests more. The slice preempts no other Workload.
 """
@@ -45,7 +45,7 @@ REPLACED_SECONDS = 5.0
 
 
 def lend(observed: JobObservation, now: float) -> Lending:
-    """Return how much of its queue's quota the job may use. A job without a queue has no limit."""
+    """Return how much of its Kueue queue's quota the job may use. A job without a queue has no limit."""
     quota, spec = observed.quota, observed.job.spec
     if quota is None:
         return NO_QUEUE
@@ -307,7 +307,7 @@ def _deactivated(ctx: QuotaContext) -> tuple[Action, ...]:
 
 
 def _reactivated(ctx: QuotaContext, holder: WorkloadView) -> Lending:
-    """Return no quota for a job whose Workload is inactive, but not yet evicted by Kueue.
+    """Return the result for a job whose Workload is inactive but not yet evicted by Kueue: no quota.
 
     A user or another program has deactivated the Workload. The job returns its quota and requests quota again.
     """

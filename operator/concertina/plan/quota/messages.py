@@ -37,7 +37,7 @@ def why_waiting(workload: WorkloadView) -> str:
 
 
 def why_evicted(workload: WorkloadView) -> str:
-    """Return why Kueue takes the Workload's quota back, as words to put after a colon."""
+    """Return why Kueue takes the Workload's quota back, as a clause to put after a colon."""
     condition = workload.condition(ConditionName.EVICTED)
     if condition.reason == EvictionReason.PREEMPTED:
         return public(condition.message)

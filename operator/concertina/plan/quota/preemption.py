@@ -1,7 +1,7 @@
 """Preemption of a job that holds Kueue quota: the job shrinks if that frees enough, and is suspended otherwise.
 
-Kueue marks the job's Workload as evicted and waits. The operator then takes these steps. No unit of quota is used twice
-at any time (decision "A preempted job shrinks"):
+To preempt a job, Kueue marks its Workload as evicted and waits. The operator then takes the following steps, in which
+no unit of quota is ever used by two jobs (decision "A preempted job shrinks"):
 
   1. The round drains, the remaining members continue, and the operator deletes the other pods.
   2. Once these pods are gone, the operator lowers the pod counts of the evicted Workload. Kueue can then admit the
@@ -9,8 +9,10 @@ at any time (decision "A preempted job shrinks"):
   3. A slice (a new Workload that replaces the evicted one) has the lower counts, so that Kueue counts the remaining
      pods at all times.
 
-If no slice is admitted within REPLACE_SECONDS after it was created, the job did not free enough. It then shrinks to the
-next smaller size.
+If Kueue does not admit the slice within REPLACE_SECONDS after its creation, the job has not freed enough quota. It then
+shrinks to the next smaller size.
+
+In a drain, all ranks stop after the same step. A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations

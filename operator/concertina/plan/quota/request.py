@@ -78,8 +78,8 @@ def asked(workload: WorkloadView) -> Size:
 def is_refused(workload: WorkloadView) -> bool:
     """Return whether Kueue has no quota for the present request of a pending Workload.
 
-    Kueue's condition names the generation of the Workload that it judged, so a condition about an earlier request does
-    not count. A Workload for which Kueue is preempting others does not count as refused.
+    A condition of an earlier request is ignored: Kueue's condition names the generation of the Workload to which it
+    applies. A Workload for which Kueue is preempting other Workloads does not count as refused.
     """
     condition = workload.condition(ConditionName.QUOTA_RESERVED)
     return (

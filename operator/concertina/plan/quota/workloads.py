@@ -71,7 +71,7 @@ class JobWorkloads:
     def failed_to_start(self, generation: int) -> WorkloadView | None:
         """Return the Workload whose admission adds fields that contradict the job's pod template, or None.
 
-        A Workload from before the last change of the job's spec does not count.
+        A Workload that is older than the last change of the job's spec is ignored.
         """
         for workload in self.finished:
             reason = workload.condition(ConditionName.FINISHED).reason
@@ -96,8 +96,8 @@ def granted_size(workload: WorkloadView) -> Size:
 def lendable(workloads: Iterable[WorkloadView]) -> tuple[str, int]:
     """Return the name of the Workload whose quota new pods use, and its total number of pods; ("", 0) if there is none.
 
-    The plan contains this value. Before the operator creates a pod, it computes the value again and creates no pod if
-    the value has changed.
+    The plan contains this value. Before the operator creates a pod, it computes the value again. If it has changed, the
+    operator does not create the pod.
     """
     holder = newest(workloads)
     return (holder.name, sum(holder.granted.values())) if holder is not None and holder.admitted else ("", 0)
@@ -120,8 +120,8 @@ def holding(pods: Iterable[PodView]) -> int:
 def room(workload: WorkloadView, pods: Iterable[PodView]) -> Mapping[PodSet, int]:
     """Return how many more pods of each pod set may be created with the Workload's quota.
 
-    The total is limited too. If the count of one pod set was lowered, its remaining pods still use quota, which pods of
-    another set must not use.
+    The total over all pod sets is limited too. If the count of one set was lowered, its remaining pods still use quota
+    until they end. Pods of another set must not use this quota.
     """
     using = [pod for pod in pods if not pod.released]
     left = max(0, sum(workload.granted.values()) - len(using))
@@ -133,7 +133,7 @@ def room(workload: WorkloadView, pods: Iterable[PodView]) -> Mapping[PodSet, int
 
 
 def _set_of(pod: PodView) -> PodSet:
-    """Return the pod set of a pod without a label for the pod set, such as a pod from before the job had a queue."""
+    """Return the pod set of a pod that has no label for it. Such a pod is older than the job's queue label."""
     return PodSet.RENDEZVOUS if pod.index is None else PodSet.TRAINER
 
 

@@ -1,4 +1,8 @@
-"""Decide whether the committed round can continue, by a table of failures and changes that require a new round."""
+"""Decide whether the committed round can continue, by a table of failures and changes that require a new round.
+
+A round is committed once the operator has chosen its members. A round is a period in which a fixed set of replicas
+trains.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,7 @@ NOBODYS = frozenset({FailureReason.LOSS_SPIKE, FailureReason.LOSS_NOT_FINITE, Fa
 
 
 def recover(ctx: JobContext) -> Decision | None:
-    """Start a new round if the committed one has failed: at once, or after a delay if rounds keep failing."""
+    """Start a new round if the committed one has failed. If rounds fail repeatedly, start it after a delay."""
     trigger = broken(ctx) if ctx.round.committed else None
     if not isinstance(trigger, Failure):
         return _next_round(ctx, trigger) if trigger else None
@@ -84,7 +88,10 @@ def _claim(ctx: JobContext, trigger: RoundTrigger, recovery: RecoveryDecision | 
 
 
 def broken(ctx: JobContext) -> RoundTrigger | None:
-    """Return the first reason for which the committed round can't continue, or None."""
+    """Return the first reason for which the committed round can't continue, or None.
+
+    A round is committed once the operator has chosen its members.
+    """
     return next((trigger for check in CHECKS if (trigger := check(ctx))), None)
 
 
@@ -121,9 +128,9 @@ def _failure_reported(ctx: JobContext) -> Failure | None:
 
 
 def _by_damage(failure: protocol.Failure) -> bool:
-    """Return whether the cause of the failure is a damaged checkpoint.
+    """Return whether a damaged checkpoint caused the failure.
 
-    Any replica that reads the checkpoint would fail, so the replica is not at fault.
+    Any replica that reads the checkpoint would fail, so the failure does not count as a failure of this replica.
     """
     return failure.rollback is not None and failure.rollback.damaged is not None
 
@@ -185,7 +192,8 @@ def _coordinator_lost(ctx: JobContext) -> RoundTrigger | None:
 def _not_acknowledged(ctx: JobContext) -> Failure | None:
     """Return a failure if a member refused or did not get its Assign call (which gives it a rank).
 
-    A missing acknowledgement is a failure too, unless the coordinator's report shows that the member has started.
+    The coordinator is the agent of rank 0. If the member has not acknowledged the call, this is a failure too, unless
+    the coordinator reports that the member has started.
     """
     member_states = ctx.round.report.members if ctx.round.report else {}
     begun = {name for name, member in member_states.items() if member.state is not protocol.State.STARTING}
@@ -208,6 +216,8 @@ def _never_assigned(ctx: JobContext) -> Failure | None:
     The previous operator may have stopped after it committed the round and before it sent the call. This operator does
     not know the content of that call, so it begins a new round (decision "A new claim if an Assign may be lost"). If
     only another member lacks its Assign call, the coordinator reports that member as lost.
+
+    The coordinator is the agent of rank 0.
     """
     report = ctx.round.report
     if report is None or _assign_sent(ctx):
@@ -238,7 +248,8 @@ CHECKS: tuple[Check, ...] = (
 def recheck(ctx: JobContext) -> float:
     """Return the seconds after which to plan the job again even if nothing new is observed.
 
-    By then, the committed round may count as failed, for example because an agent has been silent for too long.
+    A round is committed once the operator has chosen its members. After these seconds, the committed round may count as
+    failed, for example because an agent has been silent for too long.
     """
     view, age = ctx.agent(ctx.round.coordinator.replica), ctx.health.coordinator.age
     if not view.alive:
@@ -261,7 +272,10 @@ def _at_work(ctx: JobContext, report: protocol.Report) -> str:
 
 
 def running(ctx: JobContext) -> Decision | None:
-    """Return the decision for a committed round that continues, with its progress in the message."""
+    """Return the decision for a committed round that continues, with its progress in the message.
+
+    A round is committed once the operator has chosen its members.
+    """
     if not ctx.round.committed:
         return None
     report, total = ctx.round.report, len(ctx.world.members)

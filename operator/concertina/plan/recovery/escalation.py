@@ -2,9 +2,9 @@
 
 ACTIONS lists the recovery actions from the least disruptive to the last resort (decision "The recovery actions are a
 table"). The operator chooses the most disruptive action for which there is a reason. While failures repeat without
-progress, it never chooses a less disruptive action than before. Each action gives its reason in a sentence, and can
-have its own limit on its uses within `failurePolicy.windowSeconds`. The job fails when more failures than `maxRestarts`
-are within that window, or when the same bug occurs again and again.
+progress, it never chooses a less disruptive action than before. Each action gives its reason in a sentence. An action
+can have a limit on its uses within the last `failurePolicy.windowSeconds` (the failure window). The job fails when the
+window contains more failures than `maxRestarts`, or when the same bug occurs repeatedly.
 
 A failure counts if its cause is in the job. The loss of a node does not count (decision "Failures that count against
 maxRestarts").
@@ -105,7 +105,7 @@ def _restart_from_checkpoint(ctx: JobContext, failed: Restart) -> str:
 
 
 def _in_a_row(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
-    """Return the earlier failures that count against `maxRestarts` and since which the job has made no progress."""
+    """Return the earlier failures that count against `maxRestarts` and after which the job has made no progress."""
     return tuple(entry for entry in repeats.since_progress(ctx, failed) if entry.counted)
 
 
@@ -114,7 +114,7 @@ def _uses(action: str, entries: tuple[Restart, ...]) -> int:
 
 
 def _is_mendable(ctx: JobContext, failed: Restart) -> bool:
-    """Return whether an action that is more disruptive than a new round could fix the cause of the failure.
+    """Return whether a more disruptive action than a new round could fix the cause of the failure.
 
     No action helps if storage can't return the state from which the round must start.
     """
@@ -338,7 +338,7 @@ def _learnt(ctx: JobContext, pod: PodView) -> dict[str, object]:
 def _bounded(entries: list[Restart]) -> tuple[Restart, ...]:
     """Return the newest MOST_ENTRIES entries. Only the newest WITH_TEXTS entries keep their messages and error texts.
 
-    This limits the size of the status.
+    These limits bound the size of the status.
     """
     old, new = entries[-MOST_ENTRIES:-WITH_TEXTS], entries[-WITH_TEXTS:]
     without = {"error": "", "message": ""}

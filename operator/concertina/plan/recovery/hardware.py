@@ -1,6 +1,6 @@
 """Replicas on faulty hardware: a GPU whose driver reports an error, or a node with a condition for a fault.
 
-The operator moves such a replica to another node before its workers fail, as far as the job can continue without it.
+The operator moves such a replica to another node before its workers fail, if the job can continue without it meanwhile.
 The entry in `status.restarts` makes new pods avoid the node (decision "Faulty hardware is left before it fails").
 """
 
@@ -26,12 +26,13 @@ REPLACEMENTS = 3
 
 
 def keeps_out(ctx: JobContext, pod: PodView) -> str:
-    """Return a clause about faulty hardware because of which a replica outside of the round must be replaced, or "".
+    """Return why a replica outside of the round must be replaced because of faulty hardware; "" if it need not be.
 
-    If the spec only asks for a report, this is a fault that the preflight found, since the replica never becomes ready.
+    If spec.failurePolicy only asks for a report of such faults, the result names only a fault that the preflight (the
+    test of the GPUs at the start) has found: with such a fault, the replica never becomes ready.
 
-    A member of the last round is not outside while the next round is being formed: it has the state of training. A pod
-    of torchrun that runs may be training, which the operator does not know.
+    Two kinds of replicas are never replaced here. A member of the last round has training state, which the next round
+    may need. A running pod of torchrun may be training, which the operator can't see.
     """
     at_work = ctx.spec.launcher is Launcher.TORCHRUN and pod.phase is PodPhase.RUNNING
     if at_work or pod.name in ctx.round.members or _returns_because(ctx, pod.name):
@@ -45,8 +46,8 @@ def keeps_out(ctx: JobContext, pod: PodView) -> str:
 def failed_because_of_gpu(ctx: JobContext, replica: str) -> bool:
     """Return whether the failure of a replica's worker is probably due to a GPU.
 
-    This applies to the first failure only. If the replica fails again, for example because no other node is there, the
-    failure counts as any other, so that a bug of the script still ends the job.
+    This applies to the first failure only. If the replica fails again, for example because there is no other node, that
+    failure counts like any other. A bug of the script therefore still ends the job.
     """
     replaces = ctx.spec.failure_policy.on_hardware_fault is Reaction.REPLACE
     return replaces and replica in ctx.replicas.gpu_faults and not _pods_with_entries(ctx, replica)
@@ -58,9 +59,9 @@ def sentence(ctx: JobContext, replica: str) -> str:
 
 
 def annotate(ctx: JobContext, decision: Decision) -> Decision:
-    """Report the members with faulty hardware of a round that trains, and replace the first one if the spec asks so.
+    """Report the members with faulty hardware of a round that trains. If the spec asks for it, replace the first one.
 
-    The deletion of the pod drains the round, so no step is lost.
+    In a drain, all ranks stop after the same step. The deletion of the pod drains the round, so no step is lost.
     """
     members = _shown(ctx)
     if decision.phase is not Phase.TRAINING or decision.unchanged or not members:
@@ -73,9 +74,10 @@ def annotate(ctx: JobContext, decision: Decision) -> Decision:
 
 
 def reported(ctx: JobContext, decision: Decision) -> tuple[str, ...]:
-    """Return the new value of `status.internal.hardwareFaults`, which stays unchanged until the round trains.
+    """Return the new value of `status.internal.hardwareFaults`. It stays unchanged until the round trains.
 
-    The text of a fault may change with each pass, for example if it has a time. Its kind does not.
+    The value contains the kind of each fault. The text of a fault may change with each pass, for example if it contains
+    a time.
     """
     if decision.phase is not Phase.TRAINING or decision.unchanged:
         return ctx.status.internal.hardware_faults
@@ -112,7 +114,7 @@ def _replaced(ctx: JobContext, decision: Decision, replica: str) -> Decision:
 
 
 def _pods_with_entries(ctx: JobContext, replica: str) -> set[str]:
-    """Return the pods of the replica that `status.restarts` names because of their hardware, earlier ones included."""
+    """Return the pods of the replica, present and earlier, for which `status.restarts` has an entry about hardware."""
     names = {entry.replica for entry in ctx.recent if entry.reason == Reason.HARDWARE_FAULT}
     return {name for name in names if same_replica(name, replica)}
 

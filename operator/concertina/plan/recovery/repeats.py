@@ -72,7 +72,7 @@ def normalised(text: str) -> str:
 
 
 def since_progress(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
-    """Return the earlier failures in `status.restarts` since which the job has made no progress, in order of time."""
+    """Return the earlier failures in `status.restarts` after which the job has made no progress, in order of time."""
     row: list[Restart] = []
     later = failed
     for entry in reversed(ctx.recent):
@@ -84,7 +84,7 @@ def since_progress(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
 
 
 def progressed(ctx: JobContext, earlier: Restart, later: Restart) -> bool:
-    """Return whether training got past the point of the failure `earlier` before the failure `later`."""
+    """Return whether training made progress between two failures: it got past the point of the first one."""
     progress = ctx.status.progress
     if ctx.spec.bundled or (progress is not None and not progress.optimizer):
         return later.step > earlier.step + SLACK

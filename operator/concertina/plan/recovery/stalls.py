@@ -1,9 +1,12 @@
 """Committed rounds that hang, train slowly or can't be reached.
 
-The coordinator detects hangs, in which no rank makes a step, and stragglers (ranks that are slower than the others).
-This module finds two more problems: agents that are silent although Kubernetes reports their pods as running, and
-storage that fails. The operator reports most of these problems as Stalled or Degraded, because a person may have to
-act. After a hang, the operator starts a new round. The operator replaces a straggler if the spec asks for that.
+The coordinator is the agent of rank 0. The coordinator detects hangs, in which no rank makes a step, and stragglers
+(ranks that are slower than the others). This module finds two more problems: agents that are silent although Kubernetes
+reports their pods as running, and storage that fails. The operator reports most of these problems as Stalled or
+Degraded, because a person may have to act. After a hang, the operator starts a new round. The operator replaces a
+straggler if the spec asks for that.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ def hung(ctx: JobContext) -> Failure | None:
 
     The user may change `onHang` while the round hangs. Each planning pass therefore decides again (decision "The
     coordinator finds a hang, the operator acts on it").
+
+    The coordinator is the agent of rank 0.
     """
     report = ctx.round.report
     if report is None or report.hang is None or ctx.spec.failure_policy.on_hang is Reaction.REPORT:
@@ -121,8 +126,8 @@ def _frames(lines: list[str]) -> list[str]:
 def _frame(line: str) -> str:
     """Return function, file name and line number from a line such as `File "/folder/file.py", line 1 in function`.
 
-    The result is empty for any other line. A regular expression could take time that grows with the square of the
-    line's length, so the function uses none.
+    The result is empty for any other line. The function uses no regular expression, because its time could grow with
+    the square of the line's length.
     """
     _, _, remainder = line.partition('File "')
     path, _, remainder = remainder.partition('", line ')
@@ -141,9 +146,11 @@ If the replica is still slow after that, on several nodes, the nodes are not the
 
 
 def straggler_marks(ctx: JobContext) -> tuple[StragglerMark, ...]:
-    """Return the new value of `status.stragglers` (ranks that are slower than the others).
+    """Return the new value of `status.stragglers`, the ranks that are slower than the others.
 
     The value stays unchanged until the coordinator has reported to this operator.
+
+    The coordinator is the agent of rank 0.
     """
     old, report = ctx.status.stragglers, ctx.round.report
     if not ctx.round.committed or report is None:
@@ -192,8 +199,8 @@ def straggler_sentence(mark: StragglerMark) -> str:
 def _straggler_replaced(ctx: JobContext, decision: Decision, mark: StragglerMark) -> Decision:
     """Delete the pod of a straggler, if the spec asks for that and the job can continue without the pod.
 
-    The deletion drains the round, so no step is lost. The straggler's entry in `status.restarts` makes new pods avoid
-    the node (decision "Stragglers are found by their own work time").
+    In a drain, all ranks stop after the same step. The deletion drains the round, so no step is lost. The straggler's
+    entry in `status.restarts` makes new pods avoid the node (decision "Stragglers are found by their own work time").
     """
     pod = ctx.replicas.pods.get(mark.replica)
     if ctx.spec.failure_policy.on_straggler is Reaction.REPORT or pod is None or pod.deleting or decision.restart:

@@ -2,12 +2,14 @@
 
 If no replica can start, the job is Stalled until a person fixes the cause: the image, a missing setting, or the Python
 in the image. If only some replicas can't start, or can't reach the others, the operator replaces each of them on
-another node. Each symptom has its own timeout, so that replacements do not follow each other quickly. New pods avoid a
-node on which replicas can't start.
+another node. Each symptom has its own timeout, which limits how quickly replacements follow each other. New pods avoid
+a node on which replicas can't start.
 
-On cgroup v2, a container that runs out of memory also loses its agent, and the kubelet restarts it in the same pod
-(decision "Containers restart within their pod"). By then the round has continued without that member. This module gives
-such a restart its reason and counts it as a failure of the job.
+On cgroup v2, if a container runs out of memory, the kernel also kills the agent in it. The kubelet then restarts the
+container in the same pod (decision "Containers restart within their pod"). Meanwhile, the round has continued without
+that member. This module finds the reason of such a restart, and counts it as a failure of the job.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -163,8 +165,8 @@ SYMPTOMS = (
 def stuck(ctx: JobContext) -> tuple[Restart, ...]:
     """Return entries for `status.restarts` of replicas that can't start, so that their pods are replaced.
 
-    If no replica has started yet, only faulty hardware counts: the cause of anything else is then the job rather than a
-    replica (decision "Replicas that fail to start").
+    If no replica has started yet, only replicas with faulty hardware are replaced. Any other cause then probably
+    concerns the whole job (decision "Replicas that fail to start").
     """
     members = ctx.round.members.keys() if ctx.round.committed else ()
     outside = [pod for name, pod in ctx.replicas.live.items() if name not in members and pod.node]

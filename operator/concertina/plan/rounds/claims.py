@@ -1,7 +1,7 @@
 """Claims: begin a new round, choose the replicas to ask, and wait for their answers.
 
-A claim is the operator's decision to begin a round. It is open until the operator commits it, which fixes the members
-of the round.
+A round is a period in which a fixed set of replicas trains. A claim is the operator's decision to begin a round. It is
+open until the operator commits it, which fixes the members of the round.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ lead to a round number that is too high for `agents.bounds`, so that no agent co
 def departing(ctx: JobContext) -> tuple[str, ...]:
     """Return the departing members that must take part in the next round.
 
-    A member departs if it has a termination notice, or is beyond `spec.replicas`. Each member's snapshots are copied to
-    the next member of the ring. A departing member must take part if it may hold the only copy of some state: if a
-    neighbour in the ring departs too, or if it has no neighbour.
+    A member departs if it has a termination notice, or is beyond `spec.replicas`. The members form a ring, in which
+    each member's snapshots are copied to the next member. A departing member must take part if it may hold the only
+    copy of some state. This is so if a neighbour in the ring departs too, or if the member has no neighbour.
     """
     names = list(ctx.round.members) if ctx.keeps_state else []
     replicas = ctx.replicas
@@ -112,7 +112,7 @@ def first_claim(ctx: JobContext) -> Decision | None:
 def _while_asking(ctx: JobContext, decision: Decision) -> Decision:
     """Return the decision about the first round, without a status write if the job's phase is Waiting.
 
-    The first round usually forms so quickly that a status write for this phase is not worthwhile.
+    The first round usually forms quickly, so a status write for this phase would be a waste.
     """
     return as_before(ctx.status) if ctx.status.phase == Phase.WAITING.value else decision
 
@@ -131,8 +131,8 @@ def next_first_claim(ctx: JobContext, decision: Decision) -> str:
 def last_claim(ctx: JobContext, reason: str) -> Claim:
     """Return a claim that marks the end of the job or of its current round. No round follows it.
 
-    A claim is otherwise the decision to begin a round. All status writes of an operator that does not know this claim
-    fail (decision "Status writes test whether the claim is committed").
+    Other claims are decisions to begin a round. If another operator does not know this claim, its status writes fail
+    (decision "Status writes test whether the claim is committed").
     """
     round, claim_id = 1 + highest_round(ctx), ctx.observed.fresh_claim
     return Claim(round=round, claim_id=claim_id, committed=True, at=rfc3339(ctx.now), reason=reason)
@@ -176,7 +176,10 @@ def highest_round(ctx: JobContext) -> int:
 def _prepares(
     ctx: JobContext, open_claim: Claim, names: tuple[str, ...], asked_again: frozenset[str] = frozenset()
 ) -> tuple[Action, ...]:
-    """Return the Prepare calls that are due: not sent yet, failed a while ago, or to a replica in `asked_again`."""
+    """Return the Prepare calls that are due: not sent yet, failed a while ago, or to a replica in `asked_again`.
+
+    The message Prepare asks a replica to join the next round.
+    """
     message = protocol.Prepare(
         ctx.observed.job.uid,
         open_claim.round,
@@ -188,7 +191,7 @@ def _prepares(
 
 
 def _asked_again(ctx: JobContext) -> frozenset[str]:
-    """Return the replicas to call again because their answers do not mention candidates that were added later.
+    """Return the replicas to call again, because other candidates were added after their call.
 
     The result is empty if enough replicas can already reach each other, and while an answer is outstanding. Without
     this delay, each new candidate would make all replicas of a large round check all others again.
@@ -204,7 +207,7 @@ def _asked_again(ctx: JobContext) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Collecting:
-    """Result of `tally`, which counts the answers of replicas: the operator must wait for more answers."""
+    """Result of `tally`: the operator must wait for more answers of replicas."""
 
     seconds_left: float | None = None
     """Seconds until the wait ends even without an answer; None if only an answer ends it."""
@@ -225,9 +228,10 @@ class Ready:
 
 @dataclass(frozen=True)
 class InvalidClaim:
-    """Result of `tally`, which counts the answers of replicas: they can't lead to a round any more.
+    """Result of `tally`: the replicas' answers can no longer lead to a round.
 
-    The operator must make a new claim, which is the decision to begin a round.
+    A round is a period in which a fixed set of replicas trains. The operator must make a new claim (decision to begin a
+    round).
     """
 
     reason: str
@@ -277,9 +281,10 @@ def tally(ctx: JobContext, open_claim: Claim) -> Collecting | Ready | InvalidCla
 def _able_to_start(ctx: JobContext, names: Sequence[str]) -> list[str]:
     """Return the names without members whose agents were restarted and still import PyTorch.
 
-    The answer itself shows this. An operator that has just started has no stream to a member, and did not observe the
-    restart of its container, so `Replicas.coming_back` lacks these members. If no other member remains, all names are
-    returned, so that the round waits for all of them.
+    The message Prepare asks a replica to join the next round. The members' answers to the Prepare call show this.
+    `Replicas.coming_back` is not enough: an operator that has just started has no stream to a member, and did not
+    observe the restart of the member's container. If no other member remains, all names are returned, so that the round
+    waits for all of them.
     """
     members, answers = ctx.round.members, ctx.replicas.answers
 
@@ -346,6 +351,8 @@ def _overtaken(calls: Mapping[str, Call], open_claim: Claim) -> bool:
     """Return whether an agent refused its Prepare call because it has seen a different claim of this or a higher round.
 
     A claim is the decision of an operator to begin a round. Another operator may have made that claim.
+
+    The message Prepare asks a replica to join the next round.
     """
     refusals = [call.reply for call in calls.values() if isinstance(call.reply, protocol.Refused)]
     return any(
@@ -357,8 +364,10 @@ def _overtaken(calls: Mapping[str, Call], open_claim: Claim) -> bool:
 def _forgotten(ctx: JobContext, replies: Mapping[str, Prepared]) -> bool:
     """Return whether an agent was restarted after it answered its Prepare call.
 
-    The new agent process has not prepared for the round. It also lacks the state of the old process, which may still
-    have been reading from storage.
+    The new agent process has not prepared for the round. It has also lost the state of the old process. For example,
+    the old process may still have been reading from storage.
+
+    The message Prepare asks a replica to join the next round.
     """
     views = {name: ctx.agent(name) for name in replies}
     reports = {name: view.report for name, view in views.items() if view.connected and view.report}
@@ -371,7 +380,7 @@ def _forgotten(ctx: JobContext, replies: Mapping[str, Prepared]) -> bool:
 def _hopeless(ctx: JobContext, open_claim: Claim) -> bool:
     """Return whether the operator must begin again, because no more answers can come and these are too few for a round.
 
-    The operator waits before that. The delay increases with each try.
+    The operator waits before it begins again. The delay increases with each try.
     """
     last = ctx.replicas.all_done_at
     if last is None:
@@ -381,7 +390,10 @@ def _hopeless(ctx: JobContext, open_claim: Claim) -> bool:
 
 
 def _patience(ctx: JobContext) -> float | None:
-    """Return the seconds to wait for candidates that have not answered their Prepare call; None to stop waiting."""
+    """Return the seconds to wait for candidates that have not answered yet; None to stop waiting.
+
+    The operator has asked these candidates by a Prepare call to join the round.
+    """
     names, calls, replies = ctx.replicas.candidates, ctx.replicas.asked, ctx.replicas.answers
     done = {name: call.done_at for name, call in calls.items() if call.done_at is not None}
     pending = [name for name in names if name not in done]

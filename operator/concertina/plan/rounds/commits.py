@@ -1,8 +1,10 @@
 """Commit a claim: choose members, coordinator and the state to start from, and send the Assign calls.
 
-A claim is the operator's decision to begin a round. A commit changes `status.world.claim`, and every status write tests
-that value. If two operators work on the same claim, only one of them can commit it (decision "Status writes test
-whether the claim is committed").
+A round is a period in which a fixed set of replicas trains. A claim is the operator's decision to begin a round. A
+commit changes `status.world.claim`, and every status write tests that value. If two operators work on the same claim,
+only one of them can commit it (decision "Status writes test whether the claim is committed").
+
+The coordinator is the agent of rank 0.
 """
 
 from __future__ import annotations
@@ -92,8 +94,8 @@ def commit(
 def _reached(ctx: JobContext) -> int:
     """Return the step that the last round had reached, from which the number of lost steps is computed.
 
-    If that round ended before its first report, the result is the step from which the round started. A higher step in
-    the status is of an earlier round, and its loss was counted when the last round began.
+    If that round ended before its first report, the result is the step from which the round started. The status may
+    then contain a higher step of an earlier round. Its lost steps were already counted when the last round began.
     """
     base = ctx.world.base
     if base is None or ctx.status.internal.round_waits.round == base.round:
@@ -112,7 +114,7 @@ def _whence(origin: protocol.Restore, uid: str) -> str:
 
 
 def _anew(ctx: JobContext) -> str:
-    """Return the words that say from where a custom command starts, for a message.
+    """Return a phrase, for a message, that says from which state a custom command starts.
 
     The operator does not know the step, because the command chooses its state itself.
     """
@@ -186,6 +188,8 @@ def _storage(ctx: JobContext, name: str, reply: Prepared) -> protocol.Storage | 
 
     If the operator has an open report stream from the agent, the last report of that stream is the newest. Otherwise
     the function uses the agent's answer (`reply`) to the Prepare call.
+
+    The message Prepare asks a replica to join the next round.
     """
     view = ctx.agent(name)
     fresh = view.report.storage if view.connected and view.report and view.report.instance == reply.instance else None
@@ -266,7 +270,7 @@ def _history(ctx: JobContext) -> protocol.JobHistory:
 
 
 def _limits(spec: JobSpec) -> protocol.Limits:
-    """Return the limits with which the coordinator detects hangs and stragglers."""
+    """Return the limits with which the coordinator (the agent of rank 0) detects hangs and stragglers."""
     policy = spec.failure_policy
     seconds = policy.hang_timeout_seconds
     return protocol.Limits(None if seconds is None else float(seconds), constants.STRAGGLER_FACTOR)

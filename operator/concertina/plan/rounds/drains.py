@@ -1,4 +1,7 @@
-"""Planned changes of members: the round stops after a step, and a round with other members continues from that step."""
+"""Planned changes of members: the round stops after a step, and the next round continues from this step.
+
+A round is a period in which a fixed set of replicas trains. The next round has other members.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from concertina.plan.rounds import claims, growth
 
 
 def change(ctx: JobContext) -> Decision | None:
-    """Drain a healthy round whose members should change, then begin the next round."""
+    """Drain a healthy round whose members should change, then begin the next round.
+
+    In a drain, all ranks stop after the same step.
+    """
     report = ctx.round.report
     if not ctx.round.committed or report is None or not ctx.agent(ctx.round.coordinator.replica).connected:
         return None
@@ -96,6 +102,8 @@ def limit(ctx: JobContext, durable: bool) -> float:
     If pods of members are about to be terminated, the limit is at most their shortest remaining grace period, minus the
     time for a snapshot.
 
+    In a drain, all ranks stop after the same step.
+
     Args:
         ctx: Context of this planning pass.
         durable: Whether the drain also writes a checkpoint to storage. The limit is then longer, but only if a pod of a
@@ -123,13 +131,19 @@ def drain(ctx: JobContext, reason: str, durable: bool, grace: float) -> tuple[Ac
 
 
 def expired(ctx: JobContext, seconds: float) -> bool:
-    """Return whether this operator asked the coordinator to drain this round at least `seconds` ago."""
+    """Return whether this operator asked the coordinator to drain this round at least `seconds` ago.
+
+    The coordinator is the agent of rank 0. In a drain, all ranks stop after the same step.
+    """
     call = ctx.agent(ctx.round.coordinator.replica).drain
     return call is not None and _ours(ctx, call) and call.waited_for(ctx.now) >= seconds
 
 
 def saved_as_asked(ctx: JobContext, seconds: float) -> bool:
-    """Return whether the coordinator accepted a Drain call with a durable checkpoint at least `seconds` ago."""
+    """Return whether the coordinator accepted a Drain call with a durable checkpoint at least `seconds` ago.
+
+    The coordinator is the agent of rank 0. In a drain, all ranks stop after the same step.
+    """
     call = ctx.agent(ctx.round.coordinator.replica).drain
     if call is None or not (_ours(ctx, call) and call.durable and isinstance(call.reply, protocol.Accepted)):
         return False

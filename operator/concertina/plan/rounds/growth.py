@@ -3,6 +3,8 @@
 If replicas are lost soon after they joined, the operator waits longer before each further growth. The failures are
 recorded in `status.internal.growth`, so that a new operator continues the backoff (decision "Growing that fails is
 tried less often").
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ row, up to LONGEST.
 
 
 def joining(ctx: JobContext) -> tuple[str, ...]:
-    """Return the replicas that can join the round: ready, not a member, and not a standby replica."""
+    """Return the replicas that can join the round: they are ready, and neither members nor standby replicas."""
     return tuple(
         sorted(
             ctx.replicas.ready.intersection(ctx.replicas.pod_by_index.values())
@@ -66,7 +68,7 @@ def seconds_left(ctx: JobContext) -> float:
 
 
 def sentence(ctx: JobContext) -> str:
-    """Return why a round that is too small does not take in ready replicas now; empty if nothing prevents this.
+    """Return why a round that is too small does not add ready replicas now; empty if nothing prevents this.
 
     The sentence does not change while ready replicas must wait.
     """
@@ -98,7 +100,7 @@ def _joined(ctx: JobContext, decision: Decision) -> Growth:
 
 
 def _lost(ctx: JobContext, decision: Decision) -> str:
-    """Return how the loss of replicas that had just joined ended the round, as words for a message.
+    """Return a clause, for a message, that says how the loss of replicas that had just joined ended the round.
 
     The result is empty if the round did not end for that reason.
     """

@@ -1,15 +1,17 @@
-"""Wait for members that hold state which the next round needs: members that answer late and members that depart.
+"""Wait for members whose state the next round needs: members that answer late, and members that depart.
 
-The usual time to wait for answers is short, so that one slow candidate does not delay a recovery. On a busy machine
-this time can end before healthy members with the newest snapshot have answered. The round would then start from an
-older state although nothing was lost. The operator therefore waits longer for members that may hold the newest state
-(decision "Waiting for late members that hold newer state").
+The usual time to wait for answers is short, so that one slow candidate does not delay a recovery. On a busy machine,
+healthy members with the newest snapshot may answer later than this. The round would then start from an older state
+although nothing was lost. The operator therefore waits longer for members that may hold the newest state (decision
+"Waiting for late members that hold newer state").
 
 Each shard is in the memory of its own member and of the next member. If two such neighbours depart together, both
-copies are lost. The two members therefore take part in one more round, whose snapshots other members then hold. There
-is one exception: if the last round has only one member and that member departs, it stays outside of the new round, and
-the new members fetch the state from it (decision "Departing members that hold the only copy"). A departing replica may
-exit once the new round has a snapshot of its own.
+copies are lost. The two members therefore take part in one more round, until other members hold that round's snapshots.
+There is one exception: if the only member of the last round departs, it does not join the new round, and the new
+members fetch the state from it (decision "Departing members that hold the only copy"). A departing replica may exit
+once the new round has a snapshot of its own.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ def seconds_for_late(ctx: JobContext, claim: Claim, answers: Mapping[str, Prepar
     The operator waits for such members only if they may hold newer state, which a round without them would lose. The
     result is None if there is no need to wait.
 
+    The message Prepare asks a replica to join the next round.
+
     Args:
         ctx: Context of this planning pass.
         claim: Claim (decision to begin a round) that is not committed yet.
@@ -53,7 +57,7 @@ def seconds_for_late(ctx: JobContext, claim: Claim, answers: Mapping[str, Prepar
 
 
 def is_cut_off(ctx: JobContext, answers: Mapping[str, Prepared], all_answers: Mapping[str, Prepared]) -> bool:
-    """Return whether the round would lose a newer state, because parts of that state are on replicas out of its reach.
+    """Return whether the round would lose a newer state, because replicas that it can't reach hold parts of that state.
 
     Args:
         ctx: Context of this planning pass.
@@ -124,7 +128,10 @@ def _shards_of(ctx: JobContext, late: Collection[str], id: SnapshotId) -> set[in
 
 @dataclass(frozen=True)
 class Included:
-    """Result of `include_departing`: the answers of a round's members, which may include departing members."""
+    """Result of `include_departing`: the answers of a round's members, which may include departing members.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     replies: Mapping[str, Prepared]
     """Answers of the members of the round."""

@@ -1,6 +1,8 @@
 """Order the members of a round in a ring. Each member holds a copy of the previous member's snapshots.
 
-Neighbours should be in different zones, or at least on different nodes, so that no failure takes both copies.
+Neighbours should be in different zones, or at least on different nodes, so that no single failure destroys both copies.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ Level = Callable[["MemberPlace"], str]
 
 @dataclass(frozen=True)
 class MemberPlace:
-    """Node and zone in which a member of the round runs."""
+    """Node and zone in which a member of the round runs.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     node: str
     zone: str = ""
@@ -28,10 +33,10 @@ LEVELS: tuple[Level, ...] = (lambda place: place.zone, lambda place: f"{place.zo
 def order(places: Mapping[str, MemberPlace], coordinator: str, last_order: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the members as a ring that begins with the coordinator.
 
-    Each member's snapshots are copied to the next member. In this order, as few neighbours as possible share a zone.
-    Among such orders, as few as possible share a node. The order of the previous round (`last_order`) is used if it is
-    equally good, because a member that keeps its rank already has the state of that rank (decision "Ranks are ordered
-    in a ring of zones and nodes").
+    Each member's snapshots are copied to the next member. The function chooses an order in which as few neighbours as
+    possible share a zone. Among such orders, it chooses one in which as few as possible share a node. If the order of
+    the previous round (`last_order`) is equally good, the function chooses it, because a member that keeps its rank
+    already has the state of that rank (decision "Ranks are ordered in a ring of zones and nodes").
     """
     unchanged, best = _unchanged_order(list(places), last_order), _spread(list(places), places, LEVELS)
     ring = unchanged if shared(unchanged, places) <= shared(best, places) else best
@@ -59,7 +64,8 @@ def _same(ring: Sequence[str], position: int, places: Mapping[str, MemberPlace],
 def _unchanged_order(names: Sequence[str], last_order: Sequence[str]) -> list[str]:
     """Return the members in the order of the previous round.
 
-    New members take the positions of members that are gone. Further new members are added at the end.
+    New members take the positions of members that are gone. If there are more new members than such positions, they are
+    added at the end.
     """
     last_members, stays = set(last_order), set(names)
     newcomers = iter([name for name in names if name not in last_members])

@@ -34,7 +34,7 @@ class Blocks:
     """Network domains of each replica that may be a member."""
 
     def split(self, order: Sequence[str]) -> tuple[int, ...]:
-        """Return how many parallel groups span several network domains, by group size and by level of domains.
+        """Return how many parallel groups span several network domains, for each group size and each level of domains.
 
         The widest level of domains comes first. Of two orders, the one with the smaller tuple is better.
         """
@@ -61,7 +61,7 @@ def order(names: Sequence[str], blocks: Blocks, last_order: Sequence[str] = ()) 
 
 
 def choose(names: Sequence[str], count: int, blocks: Blocks, last_order: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return `count` of `names`, in the same order, as whole blocks that span as few domains as possible.
+    """Return `count` of `names`, in the same order, that form whole blocks and span as few network domains as possible.
 
     Whole blocks of the previous round are preferred to new blocks. Members of the previous round are preferred to
     replicas that join.
@@ -125,7 +125,7 @@ def _intact_first(names: Sequence[str], blocks: Blocks, last_order: Sequence[str
     """Return the names sorted by how much remains of their groups from the previous round.
 
     Members of complete blocks come first. Members of complete smaller groups in incomplete blocks follow. Within each
-    kind, the order is that of the ranks. Replicas that join come last.
+    of these sets, the members are in order of rank. Replicas that join come last.
     """
     current_names, seat = frozenset(names), {name: rank for rank, name in enumerate(last_order)}
 

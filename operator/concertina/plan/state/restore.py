@@ -1,9 +1,10 @@
 """Choose the state from which a round starts, and record the states that rollbacks made invalid.
 
+A round is a period in which a fixed set of replicas trains. A snapshot is a copy of the training state in node memory.
 A round starts from the newest snapshot for which some replica holds each shard. Shards of two snapshots are never
 mixed. A rollback is a new round that starts from an older state (decision "A rollback is a new round from an older
-state"). All states after that one are then void, which means that no round may start from them. Samples that were
-skipped remain skipped.
+state"). All states after that one are then void, which means that no round may start from them. Samples that an earlier
+round skipped remain skipped.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ class Unknown:
 
 @dataclass(frozen=True)
 class RestoreCandidate:
-    """A saved training state from which the next round could start."""
+    """A saved training state from which the next round could start.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     restore: Restore
     rank: tuple[bool, int, int]
@@ -85,7 +89,7 @@ def candidates(
 ) -> list[RestoreCandidate]:
     """Return the possible states: the newest one in memory, the newest one in storage, and the beginning of the run.
 
-    Of equal candidates, the first one is faster to load.
+    If two candidates are the same state, the one that loads faster comes first.
 
     Args:
         replies: Answers of the future members.
@@ -134,6 +138,8 @@ def _outdated(storage: Storage, status: JobStatus) -> bool:
 
     That round may have written later checkpoints, and its members may all be gone (decision "Agents that missed a round
     read LATEST again"). The Prepare call has asked the agent to read storage again.
+
+    The message Prepare asks a replica to join the next round.
     """
     return storage.state == StorageHealth.READY and storage.round is not None and storage.round < status.world.round
 
@@ -170,7 +176,7 @@ def held(replies: Mapping[str, Prepared], status: JobStatus) -> dict[SnapshotId,
 
 
 def age(restore: Restore, uid: str) -> tuple[int, int]:
-    """Return the round and step of a state to restore, by which states are compared.
+    """Return the round and step of a state to restore, as a key to compare states.
 
     A higher value means a newer state. The value can also be compared with the round and step of a snapshot.
     """

@@ -2,9 +2,9 @@
 
 Decision "Memory for snapshots is checked first" gives the reason.
 
-A rank's snapshot contains its part of the weights in float32, and the optimizer's moments for each trained weight.
-Frozen weights that a job with adapters reads from other files are not in it. For each of its workers, a replica holds
-these snapshots:
+A rank's snapshot contains its part of the weights in float32, and the optimizer's moments for each trained weight. If a
+job with adapters reads frozen weights from other files, these are not in the snapshot. For each of its workers, a
+replica holds these snapshots:
   - three of its own;
   - one more while a snapshot is being copied to storage;
   - two copies of the previous replica's snapshots, unless there is only one replica.
@@ -14,6 +14,8 @@ When a round starts from memory, a replica holds two of its own snapshots and tw
 
 Snapshots may use nine tenths of the container's memory (`room`). The same memory also holds the agent's own files
 (PROGRAM), the header of each shard (HEADER) and, for a tracked job, the data that its tracker has not accepted yet.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -72,8 +74,8 @@ def _saved(spec: JobSpec, weights: Weights | None = None) -> int:
 def _bytes(spec: JobSpec, trained: int, weights: Weights | None = None, frozen: bool = True) -> int:
     """Return the bytes of all weights and moments, plus `trained` bytes for each trained weight.
 
-    If `frozen` is False, only trained weights count. The result is 0 for a custom model, and for a model that
-    `model.from` describes, if `weights` is not given. Only the pods know the number of weights of these models.
+    If `frozen` is False, only trained weights count. For a custom model, and for a model that `model.from` describes,
+    only the pods know the number of weights. The result is then 0 if `weights` is not given.
     """
     model = spec.trainer and spec.trainer.model
     if weights is None and model and not model.custom and not model.from_:
@@ -111,7 +113,7 @@ def room(spec: JobSpec) -> int | None:
 
 
 def too_small(ctx: JobContext) -> Decision | None:
-    """Stall the job if its snapshots do not fit into its pods' memory even with all requested replicas.
+    """Stall the job if its snapshots do not fit into its pods' memory, even with all requested replicas.
 
     With more replicas, each one holds a smaller part of the state.
     """

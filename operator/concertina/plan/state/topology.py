@@ -1,7 +1,7 @@
 """Network topology of a job: choose members and ranks by domain, and find groups that span several domains.
 
-A failure can take a member together with the copy of its snapshots. This module therefore also computes the distance
-between a member and its copy.
+A snapshot is a copy of the training state in node memory. A failure of a node or zone can destroy a member together
+with the copy of its snapshots. This module therefore also computes the distance between a member and that copy.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ ANY = ("topology.kubernetes.io/zone", HOSTNAME)
 def chosen(ctx: JobContext, names: Sequence[str]) -> tuple[str, ...]:
     """Return the members of the next round from replicas that can all reach each other; empty if there are too few.
 
-    `names` lists members of the last round first. If there are too many names, later ones are left out first. For a job
-    with parallel groups, replicas of incomplete blocks are left out first.
+    `names` lists members of the last round first. If there are too many names, the last ones are left out. For a job
+    with parallel groups, replicas of incomplete blocks are left out before others.
     """
     size = sizes.fitting(len(names), ctx.spec)
     if not ctx.spec.group_sizes or not size:
@@ -128,8 +128,7 @@ _BLOCKS_ADVICE = "the ranks of a block stay together, so write checkpoints often
 def places(ctx: JobContext, replicas: Iterable[str]) -> dict[str, MemberPlace]:
     """Return the node and zone of each replica, keyed by replica.
 
-    If the job saves no snapshots, all replicas get the same place, because the order of the members does not matter
-    then.
+    If the job saves no snapshots, the order of the members does not matter, and all replicas get the same place.
     """
     if not ctx.keeps_state:
         return dict.fromkeys(replicas, MemberPlace(""))
@@ -152,8 +151,8 @@ def copy_events(
 ) -> tuple[Event, ...]:
     """Return an event if another arrangement of the members would put copies of snapshots further from their originals.
 
-    One failure could otherwise destroy a member and the copy of its snapshots. There is no event if the last round had
-    the same distance.
+    The event is a warning: a single failure can destroy a member and the copy of its snapshots. There is no event if
+    the last round had the same distance.
     """
     zones = {place.zone for place in places.values() if place.zone}
     if (

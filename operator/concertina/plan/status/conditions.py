@@ -56,7 +56,10 @@ LONGEST = 1024
 
 @dataclass(frozen=True)
 class AtWork:
-    """Number of replicas in the round, and number of replicas that the spec asks for."""
+    """Number of replicas in the round, and number of replicas that the spec asks for.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     replicas: int = 0
     """Number of replicas in the round."""

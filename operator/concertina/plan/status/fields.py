@@ -99,8 +99,7 @@ NODES_NOT_WATCHED = (
 def replicas(ctx: JobContext) -> int:
     """Return the number of replicas, which a HorizontalPodAutoscaler reads from the status.
 
-    A pod that is being deleted on a node that does not answer is left out, because nothing can confirm that the pod has
-    ended.
+    If a pod is being deleted and its node does not answer, it is left out, because nothing can confirm its end.
     """
     unended_pods = (pod for pod in ctx.observed.pods if pod.index is not None and not pod.ended)
     return sum(ctx.node(pod).ready or not pod.deleting for pod in unended_pods) - len(ctx.replicas.standby)

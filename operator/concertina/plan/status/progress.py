@@ -2,8 +2,8 @@
 
 There are three sentences: why workers do not start warm (from a process that has imported their modules), why the
 tracker accepts no data, and that replicas train separately instead of together. The status shows a sentence while it
-applies, and an event reports each change of it. The coordinator can report the first two sentences for all replicas,
-because all have the same image and command.
+applies, and an event reports each change of the sentence. The coordinator (the agent of rank 0) reports the first two
+sentences for all replicas, because these have the same image and command.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def settings(ctx: JobContext) -> tuple[SettingMark, ...]:
 def shares(ctx: JobContext) -> tuple[ShareMark, ...]:
     """Return the new value of `status.batchAssignment`: the share of the batch for each replica, the smallest first.
 
-    Without a report of the coordinator, the value stays unchanged.
+    The coordinator is the agent of rank 0. Without a report of the coordinator, the value stays unchanged.
     """
     if ctx.round.report is None:
         return ctx.status.batch_assignment if ctx.round.committed else ()
@@ -187,7 +187,7 @@ def snapshot_interval(ctx: JobContext) -> SnapshotEvery | None:
 
 
 def replayed(ctx: JobContext) -> int:
-    """Return the number of steps that a custom command trains again, as far as it reports them.
+    """Return the number of steps that a custom command trains again, if the command reports its steps.
 
     A custom command decides by itself from which state it continues. The number is therefore taken from the first
     report of a round, and is 0 for later reports.
@@ -242,7 +242,7 @@ def _durables(ctx: JobContext) -> Iterator[protocol.Durable]:
 def best_checkpoint(ctx: JobContext) -> BestCheckpointMark | None:
     """Return the checkpoint with the lowest evaluation loss, which agents read from the file LATEST in storage.
 
-    Of several agents, the one with the newest checkpoint knows it best.
+    If agents differ, the agent that knows the newest checkpoint decides.
     """
     if ctx.spec.checkpoint is None or not ctx.spec.checkpoint.keep_best:
         return None
@@ -268,7 +268,7 @@ def seconds_left(ctx: JobContext) -> float:
 
 
 def uncounted_seconds_left(ctx: JobContext, phase: Phase) -> float | None:
-    """Return the seconds until a running job's time must be counted although its status has no other change.
+    """Return the seconds until a running job's time must be counted even if nothing else in its status changes.
 
     The result is None for a job that does not train, because its time is counted at its next event.
     """
@@ -315,6 +315,8 @@ def coordinator_sentence(ctx: JobContext, field: str) -> str | None:
     """Return the sentence in a field of the coordinator's last report, such as why workers do not start warm.
 
     The result is None with torchrun, which has no coordinator.
+
+    The coordinator is the agent of rank 0.
     """
     if ctx.spec.launcher is Launcher.TORCHRUN:
         return None

@@ -1,10 +1,10 @@
 """Build the trace of a round: how long each phase took, from the end of training to the next round's first step.
 
-A trace is reported once, in the planning pass in which the round begins to train or is aborted. All times are by this
-operator's clock. For the phases inside the pods, agents report only durations. The first of these phases begins when
-the coordinator's agent answers its Assign call, and each other phase begins when the previous one ends. The time of a
-worker's failure is taken from `status.incidents`. This time is never later than the time at which the operator noticed
-the failure (decision "Trace spans use the operator's clock").
+A round is a period in which a fixed set of replicas trains. A trace is reported once, in the planning pass in which the
+round begins to train or is aborted. All times are by this operator's clock. For the phases inside the pods, agents
+report only durations. The first of these phases begins when the coordinator's agent answers its Assign call, and each
+other phase begins when the previous one ends. The time of a worker's failure comes from `status.incidents`, and is
+never later than the time at which the operator noticed the failure (decision "Trace spans use the operator's clock").
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ def _is_in(status: JobStatus, phases: tuple[Phase, ...]) -> bool:
 
 @dataclass(frozen=True)
 class _RoundHistory:
-    """Times and events of the current round that are known so far."""
+    """Times and events of the current round that are known so far.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     ctx: JobContext
     claim: Claim
@@ -105,6 +108,8 @@ class _RoundHistory:
         If the round follows a failure or a planned change, this is the time at which training ended. Otherwise it is
         the time at which the operator began to form the round: the claim in the status, or the first Prepare call if
         that was earlier.
+
+        The message Prepare asks a replica to join the next round.
         """
         return min(unix_seconds(self.incident.at) if self.incident else self.claimed, self.asked)
 

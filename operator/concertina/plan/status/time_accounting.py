@@ -1,11 +1,13 @@
 """Accounting of a job's time (`status.goodput`), of its incidents (`incidents`) and of its cost (`cost`).
 
-All time is counted with one clock. The seconds since the last count are added to the class of the phase that the job
-was in. Then the waiting times that the workers report are moved to classes of their own, but never more seconds than
-were counted. The classes therefore always add up to the time since the job was created, whatever workers report.
+All time is counted with one clock. Each calculation adds the seconds since the last one to the class of the job's
+phase. It then moves the waiting times that workers report to classes of their own, but never more seconds than were
+added. The classes therefore always add up to the time since the job was created, whatever workers report.
 
-A script may report its steps or not. The time in which its workers run counts as productive only if the script has
-reported a step in that round (decision "Time without known steps is a class of its own").
+The time in which a script's workers run counts as productive only if the script has reported a step in that round. Some
+scripts report no steps (decision "Time without known steps is a class of its own").
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -48,7 +50,10 @@ BUCKETS: Mapping[Phase, str] = {
 
 @dataclass(frozen=True)
 class CoordinatorTimes:
-    """Waiting times from the coordinator's report, by which training time is divided into classes."""
+    """Waiting times from the coordinator's report, by which training time is divided into classes.
+
+    The coordinator is the agent of rank 0.
+    """
 
     progress: protocol.Progress
     busy: protocol.Busy | None
@@ -122,7 +127,7 @@ class Account:
 
     @cached
     def late(self) -> float:
-        """Seconds of this calculation from a failure of the round until the operator noticed the failure."""
+        """Seconds of this calculation between a failure of the round and the time when the operator noticed it."""
         failures = self.ctx.round.report.failures if self.ctx.round.report else ()
         failed_at = min((failure.at for failure in failures if failure.at is not None), default=self.ctx.now)
         return min(self.elapsed, max(0.0, self.ctx.now - failed_at)) if self.phase is Phase.TRAINING else 0.0
@@ -153,17 +158,26 @@ class Account:
 
     @cached
     def _reported(self) -> protocol.Progress | None:
-        """Progress of the committed round that rank 0 reported last."""
+        """Progress of the committed round that rank 0 reported last.
+
+        A round is committed once the operator has chosen its members.
+        """
         return self.ctx.round.report.progress if self.ctx.round.report else None
 
     @cached
     def _first_step_at(self) -> float | None:
-        """Unix time at which rank 0 reported the first step of the committed round, by the clock of rank 0."""
+        """Unix time at which rank 0 reported the first step of the committed round, by the clock of rank 0.
+
+        A round is committed once the operator has chosen its members.
+        """
         return self._reported.first_step_at if self._reported else None
 
     @cached
     def _counted_as_stepping(self) -> bool:
-        """Return whether a step of the committed round was already known when the job's time was last counted."""
+        """Return whether a step of the committed round was already known when the job's time was last counted.
+
+        A round is committed once the operator has chosen its members.
+        """
         if self._reported and self._first_step_at is None:
             return False
         round = self.ctx.world.round
@@ -188,8 +202,8 @@ class Account:
         """Return whether the job's first report proves that the workers made no step before it.
 
         The report proves this if it is about the first step of the run, if the script commits each step, or if
-        optimizer steps are counted. In a later round of the job, a report proves nothing: workers of earlier rounds may
-        have made steps without a report.
+        optimizer steps are counted. In a later round of the job, a first report does not prove this, because workers of
+        earlier rounds may have made steps without reporting them.
         """
         status, reported = self.ctx.status, self._reported
         if reported is None or self._first_step_at is None or status.progress is not None or status.rounds > 1:
@@ -200,8 +214,8 @@ class Account:
     def waits(self) -> RoundWaits:
         """Seconds that the workers of this round report to have waited since it began, keyed by the kind of wait.
 
-        A figure never falls, although a difference of two measurements may. Otherwise, the time by which it falls and
-        rises again would be counted each time.
+        A reported value is a difference of two measurements and may fall. The result never falls, because otherwise a
+        time by which it falls and rises again would be counted twice.
         """
         report, old = self.ctx.round.report, self.ctx.status.internal.round_waits
         if report is None or report.progress is None:
@@ -243,9 +257,9 @@ class Account:
     def _percent(self, spent: Mapping[str, float]) -> float | None:
         """Return the goodput: the time in which new steps were made, in percent of the job's time.
 
-        Suspended time is left out, and so is time in which it is unknown whether steps were made. The result is None
-        while a script's workers run or have run but no step is known. Waiting and recovery alone would otherwise give a
-        goodput of 0.
+        Suspended time is left out, and so is time in which it is unknown whether steps were made. The result is None if
+        a script's workers have run but no step is known. Otherwise the goodput would be 0, although the workers may
+        have made steps.
         """
         ran = spent["unknown_seconds"] > 0 or self.decision.phase is Phase.TRAINING
         if ran and self.progress is None and not self.ctx.spec.bundled:
@@ -258,8 +272,7 @@ class Account:
     def tokens_before(self) -> int | None:
         """Count of the tokens on which earlier jobs trained the model; None before the first report.
 
-        If the job continued another job's checkpoint, the tokens in its first report are taken as those of earlier
-        jobs.
+        If the job continued another job's checkpoint, the count of tokens in its first report is the result.
         """
         report, old = self.ctx.round.report, self.ctx.status
         progress = report.progress if report else None
@@ -292,7 +305,7 @@ class Account:
 
     @cached
     def replayed_seconds(self) -> float:
-        """Seconds that the lost steps had taken. These steps are trained again."""
+        """Seconds that the lost steps had taken. The job trains these steps again."""
         last_progress, reported = (
             self.ctx.status.progress,
             self.ctx.round.report.progress if self.ctx.round.report else None,
@@ -323,7 +336,7 @@ class Account:
 
     @cached
     def _with_this(self) -> Incident | None:
-        """Present incident (a time without training), including the time of this calculation; None if there is none."""
+        """Present incident (a time without training) with the seconds of this calculation; None if there is none."""
         incident = self._incident_before or self._begun()
         if incident is None:
             return None

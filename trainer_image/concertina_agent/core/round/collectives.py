@@ -1,7 +1,10 @@
-"""Collective of which a round hangs, found in the flight recorders of its ranks. The module has no side effects.
+"""Find the collective in which a round hangs, from the flight recorders of the round's ranks. Pure.
 
 Each rank counts the collectives that it calls in each process group, and all ranks of a group call the same collectives
-in the same order. So a rank whose count is lower than the number of a collective has not called that collective.
+in the same order. A rank has therefore not called a collective yet if the rank's count is lower than the collective's
+number.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ CallsByRank = Mapping[int, Optional[tuple[GroupCalls, ...]]]
 def hung_collective(calls_by_rank: CallsByRank) -> Optional[HungCollective]:
     """Return the collective for which the ranks wait, or None if no rank waits in one.
 
-    If ranks wait in several process groups, the result is a collective that a rank has not called although it does not
-    wait in any other collective, because that rank makes all others wait.
+    If ranks wait in several process groups, one rank is usually the cause: it has not called a collective, and waits in
+    no other. The result is then the collective that this rank has not called.
 
     Args:
         calls_by_rank: For each rank of the round, the collectives that it has called, or None if its flight recorder
@@ -38,7 +41,7 @@ def hung_collective(calls_by_rank: CallsByRank) -> Optional[HungCollective]:
 
 
 def _order(collective: HungCollective, waiting: set[int]) -> tuple[bool, bool, bool]:
-    """Return a key by which the collective that is the most probable cause comes first."""
+    """Return a sort key. The collective that most probably causes the hang gets the smallest key."""
     missing = set(collective.missing)
     return not missing - waiting, bool(missing & waiting), not collective.silent
 
@@ -96,7 +99,7 @@ def _hung(calls: Mapping[int, GroupCalls], members: Sequence[int], silent: Itera
 
 
 def _names(names: Iterable[str]) -> tuple[str, str]:
-    """Return the operation that most ranks have called under a number, and another one that some ranks have called."""
+    """Return the operation that most ranks called under the same number, and a different one that some called."""
     counts = collections.Counter(filter(None, names)).most_common(2)
     operation = counts[0][0] if counts else "a collective"
     return operation, counts[1][0] if len(counts) > 1 else ""

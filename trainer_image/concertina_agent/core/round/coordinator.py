@@ -1,6 +1,8 @@
 """Knowledge of the coordinator (the agent of the replica with rank 0) about the members of its round.
 
 The module has no side effects.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ the dead worker. Without the wait, the wrong replica would be named as the cause
 
 
 def join_seconds(members: int) -> float:
-    """Return the seconds from the coordinator's Assign after which a member that has not joined counts as lost."""
+    """Return the seconds from the coordinator's Assign after which a member that has not joined counts as lost.
+
+    The coordinator is the agent of rank 0.
+    """
     return 10.0 + 2 * JOIN_GAP_SECONDS * max(0, members - AT_ONCE)
 
 
@@ -50,6 +55,8 @@ class Coordinator:
     """What the coordinator knows about a round: the members' states, the failures, and the shards in storage.
 
     Failures are listed in the order in which they arrived.
+
+    The coordinator is the agent of rank 0. A round is a period in which a fixed set of replicas trains.
     """
 
     def __init__(self, assign: Assign, now: float) -> None:
@@ -95,7 +102,10 @@ class Coordinator:
         return None
 
     def on_member_state(self, state: MemberState, now: float) -> bool:
-        """Handle a state that a member has sent. Return whether the coordinator's Report has changed."""
+        """Handle a state that a member has sent. Return whether the coordinator's Report has changed.
+
+        The coordinator is the agent of rank 0.
+        """
         previous = self.members.get(state.replica)
         if previous is None or (previous.instance, previous.round, previous.claim) != (
             state.instance,
@@ -119,7 +129,7 @@ class Coordinator:
         return self.settle(now) or state != previous
 
     def settle(self, now: float) -> bool:
-        """Determine the cause of the round's failures. Return True only at the call that first knows the cause."""
+        """Determine the cause of the round's failures. Return True only at the first call that finds it."""
         if self.settled or not self._failures:
             return False
         if self._settled_at is None:
@@ -194,8 +204,8 @@ class Coordinator:
     def _set(self, state: MemberState) -> None:
         """Store the state of a member.
 
-        Thousands of members send a line twice per second each. Values that are derived from the states are therefore
-        computed again only if they can have changed.
+        Each of thousands of members sends its state twice per second. Values that are derived from the states are
+        therefore computed again only if they may have changed.
         """
         before, reported = self.members[state.replica], self.told[state.replica]
         self.members[state.replica] = state
@@ -243,14 +253,14 @@ class Coordinator:
         return bool(silent)
 
     def next_deadline(self, now: float) -> float:
-        """Return the time after `now` at which a member without a line counts as silent or lost, or infinity."""
+        """Return the next time after `now` at which a member may count as silent or lost, or infinity."""
         times = (at for deadline in self._give_up_at.values() for at in (deadline - REMAINING_SECONDS, deadline))
         return min((at for at in times if at > now), default=math.inf)
 
     def check(self, now: float) -> bool:
         """Check for hangs and stragglers. Return whether one was found or has ended since the last call.
 
-        After a failure, the result is False, because the round is over and the workers wait due to the failure.
+        After a failure, the result is False. The round is then over, and its workers wait because of the failure.
         """
         return not self._failures and self.watchdog.check(now)
 
@@ -287,7 +297,7 @@ class Coordinator:
         return failures.told(self._failures.values(), len(self.members)) if self.settled else ()
 
     def publishable(self) -> list[tuple[SnapshotId, bool]]:
-        """Return the snapshots whose shards are all in storage, each with a bool that is True for the run's last step.
+        """Return the snapshots whose shards are all in storage, each with whether it is of the run's last step.
 
         Each snapshot is returned only once.
         """

@@ -1,6 +1,8 @@
 """Descriptions of the failures of a round, and selection of the failure that is the cause.
 
 The module has no side effects.
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -100,7 +102,8 @@ def worker_stopped(replica: str, rank: int, step: Optional[int], at: float) -> F
 def looks_provoked(failure: Failure) -> bool:
     """Return whether a failure looks like a consequence of a lost connection to another rank.
 
-    It does if the worker's output names a lost connection, or if a watchdog inside the worker has aborted the worker.
+    This is so if the worker's output names a lost connection, or if a watchdog inside the worker has aborted the
+    worker.
     """
     if failure.reason == FailureReason.WORKER_SIGNALED:
         return -failure.exit_code == signal.SIGABRT
@@ -130,12 +133,12 @@ def mark(failures: Iterable[Failure]) -> tuple[Failure, ...]:
 
 
 def better(previous: Optional[Failure], new: Failure) -> Failure:
-    """Compare two failures of the same replica, and return the one that says more about the cause."""
+    """Return that one of two failures of the same replica that says more about the cause."""
     return new if previous is None or (looks_provoked(previous) and not looks_provoked(new)) else previous
 
 
 def told(failures: Iterable[Failure], members: int) -> tuple[Failure, ...]:
-    """Return the failures of a round as the coordinator reports them to the operator.
+    """Return the failures of a round as the coordinator (the agent of rank 0) reports them to the operator.
 
     Only two kinds of failures include the workers' output: the cause, and failures that no new round can repair. The
     output of all failures would not fit into a Report (decision "Reports contain all fields"). The pods' logs have the

@@ -24,6 +24,8 @@ class Preparation:
     """Preparation of this agent for a round.
 
     This class records what must happen before the agent answers Prepared, and which requests wait for that answer.
+
+    A round is a period in which a fixed set of replicas trains.
     """
 
     prepare: p.Prepare
@@ -41,9 +43,10 @@ class Preparation:
 
     @property
     def quiet(self) -> bool:
-        """True if this agent can begin the round.
+        """True if no old worker and no missing port prevents this agent from beginning the round.
 
-        No worker of an older round may be left, and the port of the round's c10d store must be bound.
+        No worker of an older round may be left, and a port must be bound for the round's c10d store (at which ranks
+        meet).
         """
         return self.gone and self.store is not None
 
@@ -65,6 +68,8 @@ class Notice:
 
         In a drain, all ranks save and stop after the same step. If none has begun by that time, this agent stops its
         own workers.
+
+        The coordinator is the agent of rank 0.
         """
         return self.at + min(1.0, self.grace / 4)
 
@@ -83,7 +88,8 @@ class ActiveDrain:
 class Membership:
     """Facts about a round (training by a fixed set of replicas) of which this agent is a member.
 
-    The object is created at the operator's Assign of the round, and is discarded at the Prepare of the next round.
+    The message Prepare asks a replica to join the next round. The object is created at the operator's Assign of the
+    round, and is discarded at the Prepare of the next round.
     """
 
     assign: p.Assign
@@ -127,7 +133,7 @@ class Membership:
 
     @property
     def last(self) -> dict[int, Committed]:
-        """Newest snapshot in this round of each shard that this agent's workers save, keyed by the shard's number."""
+        """Newest snapshot in this round of each shard that this agent's workers save, keyed by shard number."""
         return {shard: newest for shard, (newest, *_) in self.saved.items()}
 
     def committed(self, message: Committed) -> None:
@@ -144,7 +150,7 @@ class Membership:
     def discount_pause(self, seconds: float) -> None:
         """Move all deadlines back by `seconds`, the time for which this agent's process was suspended.
 
-        A suspended process can't receive messages, so this time must not count as silence of others.
+        A suspended process can't receive messages. Other agents were therefore not silent during this time.
         """
         self.silent_at += seconds
         if self.coordinator is not None:

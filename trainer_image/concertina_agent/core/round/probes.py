@@ -2,6 +2,8 @@
 
 If each of a thousand agents sent a Ping to all others, there would be a million TLS handshakes (decision "Large jobs
 test only some connections").
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
 """Agreement of all ranks on the call of `trainingjob.should_checkpoint()` at which a user's own command stops.
 
 Every rank calls the function once per step, so the number of calls is a clock that all ranks share. When a drain
-begins, each agent asks its workers how many calls they have finished. A worker that has answered waits at its next
-call. The coordinator then chooses the highest number plus one. No worker has gone beyond that call, and every worker
-reaches it. At that call, the function returns True on all ranks. The agreement needs no collective, which could hang
-(decision "A script's ranks agree by counting calls").
+begins, each agent asks its workers how many calls they have finished. A worker that has answered waits when it calls
+the function the next time. The coordinator then chooses a call: the highest answer plus one. No worker has gone beyond
+this call, and every worker reaches it. At this call, the function returns True on all ranks. The agreement needs no
+collective, which could hang (decision "A script's ranks agree by counting calls").
 
-If no worker calls the function at all (call 0), the workers receive SIGTERM and have their grace period to exit. There
-is one exception: if the drain must save a state that is only in node memory, the agent waits for the first call.
+If no worker has called the function (call 0), the workers receive SIGTERM, and must exit within their grace period.
+There is one exception: if the drain must save a state that is only in node memory, the agent waits for the first call.
 
 The module has no side effects.
+
+The coordinator is the agent of rank 0.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ ANSWER_SECONDS = 5.0
 
 
 class Stopping:
-    """Agreement on the call of should_checkpoint() at which all ranks stop, for one agent in one round."""
+    """Agreement on the call of should_checkpoint() at which all ranks stop, for one agent in one round.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     def __init__(self) -> None:
         self.attending: set[int] = set()
@@ -56,8 +61,10 @@ class Stopping:
     def ask(self, now: float, will_attend: bool = False) -> list[e.Effect]:
         """Ask the workers how many calls of should_checkpoint() they have finished, to stop all at the same call.
 
-        This happens in a drain. Only workers that have called the function are asked. Set `will_attend` to wait for a
-        first call if there are no such workers yet.
+        This happens in a drain. Only workers that have called the function are asked. If there are none yet and
+        `will_attend` is true, wait for a first call.
+
+        In a drain, all ranks stop after the same step.
         """
         if self._asked_at is None:
             self._asked_at, self._waiting = now, set(self.attending)
@@ -91,6 +98,8 @@ class Stopping:
         """Make this agent's workers stop at a call of should_checkpoint(), which the coordinator has chosen.
 
         If the call is 0, the workers receive SIGTERM.
+
+        The coordinator is the agent of rank 0.
         """
         if self.call is not None:
             return []
@@ -102,8 +111,8 @@ class Stopping:
     def decide(self, members: Iterable[MemberState], now: float) -> Optional[int]:
         """Return the call of should_checkpoint() at which all workers stop, or None if it can't be decided yet.
 
-        Only the coordinator decides this, when every member has answered. If a member has not answered in time, the
-        result is 0.
+        Only the coordinator (the agent of rank 0) decides this, when every member has answered. If a member has not
+        answered in time, the result is 0, and the workers receive SIGTERM.
         """
         if self._asked_at is None or self.call is not None:
             return None

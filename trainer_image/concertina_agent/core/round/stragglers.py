@@ -1,9 +1,9 @@
 """Stragglers: ranks that the other ranks wait for in every step.
 
 In synchronous training, a step takes the same time on all ranks, so its duration does not show which rank is slow
-(decision "Stragglers are found by their own work time"). What differs is the time in which a rank does not wait in
-collectives (`Heartbeat.busy`): it is longest on a straggler. This time is summed over several steps, because single
-steps vary. It is compared with the median of the other ranks, because with two ranks, the median of all ranks would
+(decision "Stragglers are found by their own work time"). The time in which a rank does not wait in collectives
+(`Heartbeat.busy`) does differ: it is longest on a straggler. Because single steps vary, this module sums this time over
+several steps. It compares a rank with the median of the other ranks. With two ranks, the median of all ranks would
 depend on the straggler itself. The module has no side effects.
 """
 
@@ -39,7 +39,10 @@ class Work:
 
 
 class Stragglers:
-    """Search for stragglers in one round."""
+    """Search for stragglers in one round.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     def __init__(self, factor: Optional[float]) -> None:
         """Prepare the search for stragglers. Without a `factor` (None), no rank counts as a straggler."""
@@ -116,8 +119,8 @@ def _straggler(rank: int, replica: str, work: Mapping[int, Work]) -> Straggler:
 def busy(rank_heartbeats: Mapping[int, tuple[Heartbeat, Heartbeat]]) -> Optional[Busy]:
     """Return a summary of the ranks' seconds of work, up to the last step that all ranks have reported.
 
-    Heartbeats of different replicas arrive at different times. Without a common step, the last step of the rank that
-    reported first would count as time in which all ranks waited for it.
+    Heartbeats of different replicas arrive at different times. If the ranks were compared at different steps, the last
+    step of the rank that reported first would count as time in which the other ranks waited.
 
     Return None if a rank does not measure its work, or if a rank's heartbeats are all of later steps.
 

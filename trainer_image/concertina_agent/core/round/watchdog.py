@@ -1,7 +1,9 @@
 """Watchdog of the coordinator: it detects that the round hangs, and finds the ranks that are behind.
 
-An agent sends the seconds since a worker's last progress, not a time of day, so clocks of different machines are never
+Agents send the number of seconds since a worker's last progress. The clocks of different machines are therefore never
 compared (decision "The coordinator finds a hang, the operator acts on it"). The module has no side effects.
+
+The coordinator is the agent of rank 0. A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ class Heartbeats:
     def on_beat(self, rank: int, step: int, phase: str, now: float) -> None:
         """Record the phase in a worker's message.
 
-        A heartbeat file, if there is one, is more precise and has precedence.
+        If the worker has a heartbeat file, the file has precedence, because it is more precise.
 
         A worker that waits for data repeats its message, and each message counts as progress.
         """
@@ -104,7 +106,7 @@ class Heartbeats:
         )
 
     def stopped(self, ranks: Iterable[tuple[int, int]]) -> frozenset[int]:
-        """Return the ranks that are stopped (SIGSTOP), were stopped at the last call, and have not run in between.
+        """Return the ranks that are stopped (SIGSTOP) now, were stopped at the last call, and have not run in between.
 
         `ranks` has each rank that is stopped now, with the CPU time that it has used. If the CPU time has not changed,
         the rank has not run. A worker that is stopped for short moments again and again is only slow (decision "A
@@ -120,6 +122,8 @@ class Heartbeats:
         """Record whether the coordinator says that the round hangs. Return whether to collect the workers' stacks now.
 
         Stacks are collected once for each hang.
+
+        The coordinator is the agent of rank 0.
         """
         begin, self.collecting = hung and not self.collecting, hung
         if not hung:
@@ -139,7 +143,7 @@ class Heartbeats:
 
 @dataclasses.dataclass(frozen=True)
 class RankHeartbeat:
-    """Heartbeat of one rank, as the coordinator has received it."""
+    """Heartbeat of one rank, as the coordinator (the agent of rank 0) has received it."""
 
     replica: str
     heartbeat: Heartbeat
@@ -148,7 +152,10 @@ class RankHeartbeat:
 
 
 class Watchdog:
-    """Detection of hangs and stragglers among all ranks of the round. Used on the coordinator."""
+    """Detection of hangs and stragglers among all ranks of the round. Used on the coordinator.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -290,9 +297,9 @@ def position(heartbeat: Heartbeat) -> tuple[int, int]:
 def suspects(heartbeats: Iterable[Heartbeat], collective: Optional[HungCollective] = None) -> list[Heartbeat]:
     """Return the heartbeats of the ranks that are behind, so that the other ranks wait for them.
 
-    These are the ranks with the least progress, without those that wait in a collective operation themselves. If all of
-    these ranks seem to wait, those are returned that are missing from the hung `collective`. If none is missing, all
-    are returned (decision "A heartbeat file instead of messages").
+    These are the ranks with the least progress, without those that wait in a collective operation themselves. If all
+    ranks with the least progress seem to wait, the result is those that have not called the hung `collective`. If all
+    have called it, the result is all of them (decision "A heartbeat file instead of messages").
     """
     everyone = sorted(heartbeats, key=lambda heartbeat: heartbeat.rank)
     reporting = [heartbeat for heartbeat in everyone if heartbeat.phase]

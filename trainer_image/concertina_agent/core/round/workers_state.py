@@ -1,4 +1,7 @@
-"""What an agent knows about its own workers in one round. The module has no side effects."""
+"""What an agent knows about its own workers in one round. The module has no side effects.
+
+A round is a period in which a fixed set of replicas trains.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Handlers of a drain, in which all ranks save their state and stop after the same step.
 
-The operator requests a drain, or the coordinator begins it by itself when members have termination notices.
+The coordinator is the agent of rank 0. The operator requests a drain, or the coordinator begins it by itself when
+members have termination notices.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def begin(agent: AgentState, r: Membership, order: p.Drain, t: e.Moment) -> list
 def drain_for_notices(agent: AgentState, t: e.Moment) -> list[e.Effect]:
     """Begin a drain (stop all ranks after the same step), because members have termination notices.
 
-    The coordinator does not wait for the operator, which may be unavailable (decision "The coordinator drains by
-    itself"). If all members must depart, the drain saves a checkpoint.
+    The coordinator is the agent of rank 0. The coordinator does not wait for the operator, which may be unavailable
+    (decision "The coordinator drains by itself"). If all members must depart, the drain saves a checkpoint.
     """
     r = agent.round
     if r is None or r.coordinator is None or not (noticed := r.coordinator.noticed()):
@@ -79,9 +80,11 @@ def drain_for_notices(agent: AgentState, t: e.Moment) -> list[e.Effect]:
 
 
 def drain_alone(agent: AgentState, r: Membership, t: e.Moment) -> list[e.Effect]:
-    """Stop a user's own command by SIGTERM if its replica has a termination notice and the coordinator is silent.
+    """Stop a user's own command by SIGTERM if its replica has a termination notice but the coordinator is silent.
 
     The command has the rest of the grace period to exit.
+
+    The coordinator is the agent of rank 0.
     """
     notice = agent.notice
     if agent.bundled or notice is None or r.drain is not None or t.now < notice.patient_until:
@@ -104,6 +107,8 @@ def ship_last(agent: AgentState, r: Membership) -> list[e.Effect]:
     There are two such cases:
     - A worker had already stopped when a drain requested a checkpoint.
     - A script has finished. Only when a script ends does the agent know which step was the last one.
+
+    In a drain, all ranks stop after the same step.
     """
     effects: list[e.Effect] = []
     durable = r.drain is not None and r.drain.order.durable
@@ -120,7 +125,7 @@ def ship_last(agent: AgentState, r: Membership) -> list[e.Effect]:
 def agree_on_the_end(agent: AgentState, r: Membership, coordinator: Coordinator, t: e.Moment) -> list[e.Effect]:
     """Determine the step with which a script has ended, because ranks may have ended with different last snapshots.
 
-    Only the coordinator does this.
+    Only the coordinator (the agent of rank 0) does this.
     """
     if agent.bundled or agent.state is not OwnState.SUCCEEDED or agent.uploads.storage is None:
         return []
@@ -146,11 +151,10 @@ def end_at(agent: AgentState, r: Membership, step: Optional[int]) -> list[e.Effe
 
 
 def forgiven(agent: AgentState, state: p.MemberState) -> p.MemberState:
-    """Return a member's state, and omit the member's failure if the failure is only a consequence of the drain.
+    """Return a member's state. Leave out a failure that is only a consequence of the drain.
 
-    A drain stops all ranks of a round. Failures then occur with a user's own command: one worker may stop before
-    another one. The second worker then loses the connection to the first, and may fail before it receives its own
-    request to stop.
+    A drain stops all ranks of a round. With a user's own command, one worker may stop before another one. The second
+    worker then loses the connection to the first, and may fail before it receives its own request to stop.
     """
     r, failure = agent.round, state.failure
     if agent.bundled or r is None or r.drain is None or failure is None or failure.reason not in OF_COMMANDS:

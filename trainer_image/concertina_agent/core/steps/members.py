@@ -1,4 +1,4 @@
-"""Handlers of events between the coordinator and its members."""
+"""Handlers of events between the coordinator (the agent of rank 0) and its members."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Effects of a change of this agent's own state.
 
-A coordinator is also a member of its round. Its own state is therefore handled like the state of any other member, too.
+The coordinator (the agent of rank 0) is also a member of its round, a period in which a fixed set of replicas trains.
+Its own state is therefore handled like the state of any other member, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Handlers of events about snapshots: which ones to keep, and which are in durable storage."""
+"""Handlers of events about snapshots: which ones to keep, and which are in durable storage.
+
+A snapshot is a copy of the training state in node memory.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ def on_copy_held(agent: AgentState, event: e.CopyHeld, t: e.Moment) -> list[e.Ef
 
 
 def restored(agent: AgentState, r: Membership, step: int) -> list[e.Effect]:
-    """Delete the snapshots that the agent has kept in case a rank could not restore the state of this round.
+    """Delete the older snapshots that the agent has kept in case a rank could not restore the state of this round.
 
     After any finished step, all ranks have restored their state, because all of them take part in each step.
     """
@@ -65,9 +68,9 @@ def restored(agent: AgentState, r: Membership, step: int) -> list[e.Effect]:
 
 
 def complete_on_peers(agent: AgentState, r: Membership, step: Optional[int]) -> list[e.Effect]:
-    """Delete the snapshots of older rounds, if there is a snapshot of this round whose shards all have a copy.
+    """Delete the snapshots of older rounds if all shards of a snapshot of this round have a copy on another replica.
 
-    `step` is the step of the newest such snapshot, or None if there is none. A copy of a shard is on another replica.
+    `step` is the step of the newest such snapshot, or None if there is none.
     """
     if step is None or step <= r.assign.restore.step:
         return []

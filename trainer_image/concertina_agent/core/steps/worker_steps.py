@@ -112,7 +112,10 @@ def _record_counts(agent: AgentState, r: Membership, event: e.Tick, t: e.Moment)
 
 
 def collect_stacks(r: Membership, hung: bool) -> list[e.Effect]:
-    """Request the stacks of the workers, once for each hang of the round that the coordinator detects."""
+    """Request the stacks of the workers, once for each hang of the round.
+
+    `hung` is whether the coordinator (the agent of rank 0) reports a hang.
+    """
     return [e.CollectStacks(r.assign.round)] if r.hearts.hung(hung) else []
 
 

@@ -4,8 +4,9 @@ The hook has three uses:
 - In a warm parent, it imports modules and forks on request. The parent is started with the command line of the user's
   script. Before Python runs that script, it imports this module, which does not return in the parent. It returns in
   each fork, where Python itself then runs the script (decision "Warm starts run scripts through sitecustomize").
-- In any other interpreter of a worker's command, it hands the interpreter's script over to such a fork, or returns so
-  that the script starts here (`hand_over`, decision "Warm starts of commands with shells and wrappers").
+- In any other interpreter of a worker's command, the hook lets such a fork run the interpreter's script. If this is not
+  possible, the hook returns, and the script starts in this interpreter (`hand_over`, decision "Warm starts of commands
+  with shells and wrappers").
 - In each Python process of a worker, it makes torch's optimizers count their steps, unless `spec.stepDetection` is off
   (`optimizer_steps`).
 """
@@ -41,7 +42,7 @@ def _become_parent(settings: str) -> None:
 
 
 def _hand_over(socket: str) -> None:
-    """Hand the script of this interpreter over to another process.
+    """Let another process run the script of this interpreter.
 
     This function returns if the script has to start here.
     """

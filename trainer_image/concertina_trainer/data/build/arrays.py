@@ -1,7 +1,7 @@
-"""Records of NumPy files: the array of an .npy file is the value `features`, and those of an .npz file have names.
+"""Records of NumPy files. The array of an .npy file gets the name `features`. Arrays of an .npz file have names.
 
-NumPy's own reader allocates what a header announces, and reads all of a header of up to 4 GiB. This reader trusts no
-size in a file.
+NumPy's own reader allocates as much memory as a file's header requests, and reads headers of up to 4 GiB. This reader
+checks each size in a file first, because the file may be damaged.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def load(file: IO[bytes]) -> NDArray[Any]:
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any], bytes]:
-    """Return the shape of an array, whether its order is Fortran's, its type, and content that was read beyond it.
+    """Return an array's shape, whether it is in Fortran order, its type, and the bytes that were read after the header.
 
     Raises:
         ValueError: When the array is not one of numbers.
@@ -108,8 +108,8 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any], byte
 def _archive(file: IO[bytes], columns: Collection[str]) -> dict[str, object]:
     """Return the arrays of an .npz file by name. Arrays that are not in `columns` are None.
 
-    If a column is missing, the shapes of the other arrays are found, for the error message. Members that are no arrays
-    of numbers have none.
+    If a column is missing, the shapes of the other arrays are read too, for the error message. Members that are not
+    arrays of numbers have no shape.
 
     Raises:
         ValueError: When two arrays have the same name, or an array can't be read.

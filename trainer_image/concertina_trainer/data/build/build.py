@@ -202,7 +202,10 @@ def _digests(records: str, index: int) -> tuple[str, str]:
 
 
 def _write(shard: ShardInput, uri: str, key: str, recipe: Recipe, shard_bytes: int) -> ShardInput:
-    """Write the shards of an input, and then the record that the input is finished. Any process can call this."""
+    """Write the shards of one input, and then a record that this input is finished.
+
+    An input is a group of pieces of source files. Any process can call this function.
+    """
     folder = ObjectPrefix(uri)
     check_claim = functools.partial(_check_claim, folder, key)
     written, rows = write(shard, uri, VALIDATION, recipe, shard_bytes, check_claim)
@@ -325,7 +328,7 @@ def _finish(
 
 @dataclasses.dataclass(frozen=True)
 class _Result:
-    """Shards of a finished build, and counts of their documents."""
+    """Shards of a finished build, and the counts of their documents."""
 
     training: Sequence[TokenShard]
     validation: Sequence[TokenShard]
@@ -344,8 +347,9 @@ def _without_duplicates(
 ) -> _Result | None:
     """Count the duplicates, and remove them if the recipe says so.
 
-    A validation document that is equal to a training document is a duplicate too. For text, there is none, because
-    equal texts are either all training data or all validation data. Lines of JSON that differ can become equal chats.
+    A validation document that equals a training document is a duplicate too. This can't happen with text, because equal
+    texts are either all training data or all validation data. It can happen with chats, because different lines of JSON
+    can become equal chats.
 
     Return None if another process has just finished the build.
 

@@ -1,4 +1,4 @@
-"""Shard that is being written: its documents, its two files, and its entry in the manifest."""
+"""Draft of a shard: its documents, its two files, and its entry in the manifest."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Documents that occur more than once in a data set: they are counted, and removed on request.
 
-Each input of a build records a row for each of its documents: a digest, and what is counted. The process that finishes
+For each document, an input of a build records a row with the document's digest and counts. The process that finishes
 the build compares the digests of all inputs. It keeps the first occurrence of each document, in the order of the
-shards, so the result does not depend on the number of processes and machines. A shard without duplicates is not written
-again.
+shards, so the result does not depend on the number of processes and machines. If a shard has no duplicates, it is not
+written again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def chats_of(rows: _Rows) -> ChatCounts:
 def removed(
     folder: ObjectPrefix, shards: Sequence[TokenShard], rows: _Rows, keep: NDArray[np.bool_], element_bytes: int
 ) -> list[TokenShard] | None:
-    """Write the shards again that have documents to remove, under other names, and return all shards that remain.
+    """Rewrite the shards that have documents to remove, under other names, and return all shards that remain.
 
     `rows` has the row of each document, and `keep` says whether the document stays.
 

@@ -1,4 +1,4 @@
-"""Format of a file, derived only from the file's name, ignoring case."""
+"""Find out the format of a file from its name alone, ignoring case."""
 
 from __future__ import annotations
 

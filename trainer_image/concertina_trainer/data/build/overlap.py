@@ -137,8 +137,8 @@ class Search:
 def report(recipe: Recipe, overlaps: Sequence[Overlap], documents: int) -> dict[str, object]:
     """Return the report of the search: counts for each evaluation file, and examples of training documents.
 
-    `documents` is the number of training documents with an n-gram of the evaluation files. It is lower than the sum of
-    those of `overlaps` if duplicates were removed.
+    `documents` is the number of training documents with an n-gram of the evaluation files. If duplicates were removed,
+    this number is lower than the sum of the numbers in `overlaps`.
     """
     table = _table(recipe)
     matched = np.zeros(len(table), bool)

@@ -43,7 +43,7 @@ class TypedRecipe:
 
     @classmethod
     def of(cls, tokens: str, vocab_size: int, more: tuple[Field, ...]) -> TypedRecipe:
-        """Return the recipe for token ids in the column `tokens`, or "" for none, and for the fields `more`.
+        """Return the recipe for token ids in the column `tokens` and for the fields `more`. "" means no token ids.
 
         Raises:
             InvalidInput: When token ids have no vocabulary size, or two fields have the same name.

@@ -53,7 +53,7 @@ class DataSource:
 
 @dataclass(frozen=True)
 class Piece:
-    """Part of a source file: the documents that begin from `begin` to `end` - 1.
+    """Part of a source file: the documents that begin at the positions from `begin` to `end` - 1.
 
     The unit is bytes in a file of JSON lines, row groups in a Parquet file, and batches in an Arrow file. All other
     files, and compressed ones, are not divided, so each is one piece.
@@ -302,7 +302,7 @@ def _arrow(piece: Piece, file: BinaryIO, columns: Sequence[str]) -> Iterator[Rec
 
 
 def rows(batch: Any, columns: Sequence[str], location: str, first: int = 0) -> Iterator[Record]:
-    """Yield the rows of a pyarrow RecordBatch. In messages, they are rows `first` + 1 and following of `location`."""
+    """Yield the rows of a pyarrow RecordBatch. In error messages, they are numbered from `first` + 1."""
     columns = [name for name in columns if name in batch.schema.names]
     values = [column_values(batch.column(name)) for name in columns]
     for number, row in enumerate(zip(*values, strict=True), first + 1):

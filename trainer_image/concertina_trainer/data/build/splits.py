@@ -16,8 +16,8 @@ SPLITS = {
 def split_of(name: str) -> str:
     """Return the split that a file belongs to, or "" if its path does not show one.
 
-    A word in the file's own name counts first. Then words in the names of its folders count, beginning with the
-    innermost (https://huggingface.co/docs/hub/datasets-file-names-and-splits).
+    The function looks for a word such as `train` in the file's own name, and then in the names of its folders,
+    beginning with the innermost (https://huggingface.co/docs/hub/datasets-file-names-and-splits).
     """
     for part in reversed(name.lower().split("/")):
         splits = [SPLITS[word] for word in re.split(r"[^a-z]+", part) if word in SPLITS]

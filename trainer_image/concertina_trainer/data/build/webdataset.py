@@ -31,7 +31,7 @@ _ADVICE = "restore the archive, or write it again with webdataset.TarWriter"
 
 
 class _Header(tarfile.TarInfo):
-    """Header of a member. Damage that the standard library takes for the archive's end raises an error."""
+    """Header of a member. Some damage raises an error here that the standard library treats as the archive's end."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -129,7 +129,7 @@ def _value(location: str, archive: tarfile.TarFile, member: tarfile.TarInfo) -> 
 
 
 def _fields(location: str, member: tarfile.TarInfo, content: object, columns: Collection[str]) -> dict[str, object]:
-    """Return the fields of a JSON member that are columns, by their names as columns.
+    """Return those fields of a JSON member that are columns, keyed by the column's name.
 
     Raises:
         InvalidInput: When a column is a field, and the member is not a JSON object.
@@ -150,7 +150,7 @@ def _check_end(location: str, archive: tarfile.TarFile) -> None:
     """Check that nothing but padding follows the archive.
 
     Raises:
-        InvalidInput: When more follows, which would not be read.
+        InvalidInput: When other data follow, because they would not be read.
     """
     stream = archive.fileobj
     assert stream is not None

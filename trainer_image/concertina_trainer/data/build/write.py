@@ -1,4 +1,4 @@
-"""Writing of the shards that one input of a build becomes.
+"""Write the shards of one input of a build. An input is a group of pieces of source files.
 
 Documents of the input are tokenized. Validation documents go into shards of their own.
 """
@@ -154,11 +154,10 @@ def _documents(piece: Piece, recipe: Recipe) -> Iterator[bytes]:
 
 
 def set_aside(text: bytes, share: float) -> bool:
-    """Return whether a document becomes validation data, which a share `share` of all documents does.
+    """Return whether a document becomes validation data. On average, a share `share` of all documents does.
 
-    The decision depends only on the document's text and `share`.
-
-    So all copies of a document are either training data or validation data.
+    The decision depends only on the document's text and `share`. All copies of a document are therefore either training
+    data or validation data.
     """
     return share > 0 and int.from_bytes(hashlib.sha256(text).digest()[:8]) < share * 2**64
 

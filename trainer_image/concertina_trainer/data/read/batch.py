@@ -79,7 +79,7 @@ class BatchPlan:
 
     @property
     def filling(self) -> float:
-        """Fraction of all rows that are padding. Only for plans without `shares`."""
+        """Fraction of all rows that are padding. This property is only valid for plans without `shares`."""
         return 1 - self.global_size / (self.world * self.microbatches * self.rows)
 
 

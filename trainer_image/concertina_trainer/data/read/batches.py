@@ -125,7 +125,7 @@ class Batches:
         return [microbatch.to(self._device) for microbatch in batch]
 
     def _wait(self, stalled: Callable[[str, float], None]) -> tuple[list[Microbatch], int] | Exception:
-        """Wait for what the thread prepares next, and add the time to `stalled_seconds`."""
+        """Wait for the next item that the thread prepares, and add the time to `stalled_seconds`."""
         started, before = time.perf_counter(), self.stalled_seconds
         prepared = None
         while prepared is None:
@@ -138,7 +138,7 @@ class Batches:
         return prepared
 
     def change(self, plan: BatchPlan) -> None:
-        """Divide the batches by another plan, from the first batch that cannot be in preparation yet.
+        """Divide the batches by another plan, beginning with the first batch that is certainly not in preparation yet.
 
         The thread prepares at most `ahead` batches in advance, and one more can be in progress. The change therefore
         takes effect `ahead` + 1 batches later, at the same batch on all ranks that have consumed the same number of
@@ -209,9 +209,10 @@ def microbatches(reader: Reader, plan: BatchPlan, rank: int, position: int, end:
 def _shapes(
     reader: Reader, batch: NDArray[np.int64], plan: BatchPlan, rank: int
 ) -> Iterator[tuple[NDArray[np.int64], int, int]]:
-    """Yield for each microbatch the numbers of its sequences, its number of rows, and the rows' length.
+    """Yield the shape of each microbatch: the numbers of its sequences, its number of rows, and the rows' length.
 
-    `batch` has the numbers of all sequences of the batch, in the order in which ranks share them.
+    Each sequence of the run has a number. `batch` has the numbers of all sequences of the global batch, in the order in
+    which ranks divide them.
     """
     if reader.mode is not DocumentMode.bucketed:
         for cut in plan.slices(rank):

@@ -1,4 +1,4 @@
-"""One data set of a run: its order, and its shards, which threads open before they are needed."""
+"""One data set of a run: the order of its sequences, and its shards. Threads open shards before they are needed."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class DataSet:
         return self._shards.get(index)
 
     def plan(self, index: int) -> SequencePlan:
-        """Return the plan that assigns tokens of a shard to sequences. For this, the tokens are not read."""
+        """Return the plan that assigns tokens of a shard to sequences, without reading the tokens."""
         return self._plans.get(index)
 
     def expect(self, position: int, groups: tuple[int, ...]) -> None:
@@ -102,7 +102,8 @@ class DataSet:
     def expect_plans(self, position: int) -> None:
         """Begin to open the plans of all shards from `position` on.
 
-        Every rank needs those of all groups, because it computes the lengths of all sequences of a batch.
+        A plan assigns a shard's tokens to sequences. Every rank needs the plans of all groups of shards, because it
+        computes the lengths of all sequences of a batch.
         """
         self._plans.expect(self.order.nearby(position))
 

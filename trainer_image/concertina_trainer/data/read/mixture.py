@@ -19,10 +19,11 @@ _Numbers = NDArray[np.int64]
 class Interleave:
     """Mixture of the sources 0 ... k-1, given their weights, which are positive integers.
 
-    It also divides the positions among groups of shards. Each group has one of any `groups` consecutive positions, from
-    a multiple of `groups` on. If the groups simply took turns, a group could get the sequences of some sources only,
-    because sources follow a repeating pattern too. So the turns move by one group after each common multiple of the two
-    periods, until each group has had each position of the pattern of sources equally often.
+    The class also divides the positions among groups of shards. Among `groups` consecutive positions that begin at a
+    multiple of `groups`, each group has one. If the groups simply took turns, a group could get the sequences of only
+    some sources, because sources follow a repeating pattern too. The turns therefore move by one group after each
+    common multiple of the two periods. In this way, each group gets each position of the pattern of sources equally
+    often.
     """
 
     def __init__(self, weights: Sequence[int], groups: int = 1) -> None:

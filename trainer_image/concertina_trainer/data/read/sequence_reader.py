@@ -188,7 +188,7 @@ class Reader:
     def positions(self, consumed: _Numbers) -> _Numbers:
         """Return the positions of these sequences in the run's order.
 
-        Skipped positions count, so a position never changes.
+        Skipped positions are counted too, so a position never changes.
         """
         return self._skipped.position_of(consumed)
 
@@ -282,7 +282,7 @@ class Reader:
     def predicted(self, start: int, stop: int) -> _Numbers:
         """Return the number of predicted tokens in each of the sequences from `start` to `stop` - 1.
 
-        Only the lengths of documents are read for this, not their tokens.
+        Predicted tokens are those for which a loss is computed. The method reads only the lengths of documents.
         """
         counts = np.full(stop - start, self.length, dtype=np.int64)
         if self.mode is not DocumentMode.joined:
@@ -328,7 +328,7 @@ class Reader:
         return any(data_set.manifest.weighted for data_set in self._sets)
 
     def _by_shard(self, consumed: _Numbers) -> Iterator[tuple[DataSet, int, list[int], list[int]]]:
-        """Yield each shard that contains some of the sequences whose numbers are in `consumed`: its set and its number.
+        """Yield the data set and the number of each shard that contains sequences with the numbers `consumed`.
 
         With each shard, also yield two lists about these sequences: their indices in `consumed`, and their indices in
         the shard.
@@ -343,9 +343,9 @@ class Reader:
             yield self._sets[data_set], shard, *found
 
     def expect(self, start: int, consumed: _Numbers) -> None:
-        """Begin to open the shards that a rank needs from number `start` on, if it consumes such sequences.
+        """Begin to open the shards that a rank needs from sequence number `start` on, given its sequences `consumed`.
 
-        A batch that needs no other shards than the previous one costs little.
+        The call takes little time if the batch needs the same shards as the previous one.
         """
         every = range(self._interleave.groups)
         groups = tuple(every) if self._weighted else tuple(sorted(set(self.groups(consumed).tolist())))
@@ -358,7 +358,7 @@ class Reader:
     def expect_plans(self, start: int) -> None:
         """Begin to open the plans that every rank needs from number `start` on.
 
-        A batch that needs no other plans than the previous one costs little.
+        The call takes little time if the batch needs the same plans as the previous one.
         """
         expected = start // self._stride
         if self.mode is not DocumentMode.joined and expected != self._expected_plans:

@@ -1,8 +1,8 @@
 """Positions that a run never consumes, as a sorted tuple of ranges [begin, end) that do not touch.
 
-Samples are counted without the skipped positions: sample n is at the n-th position that is not skipped. So the samples
-of a run are numbered 0, 1, 2, ... without gaps. A range that is added later does not change samples that were consumed
-before it (decision "Skipped samples are ranges of positions").
+Samples are counted without the skipped positions: sample n is at the n-th position that is not skipped. The samples of
+a run are therefore numbered 0, 1, 2, ... without gaps. A range that is added later does not change samples that were
+consumed before it (decision "Skipped samples are ranges of positions").
 """
 
 from __future__ import annotations

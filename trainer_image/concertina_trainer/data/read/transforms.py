@@ -3,6 +3,8 @@
 If a thread of the worker called the function, its Python code would delay the thread that trains. The processes are
 started as programs, because a worker with threads or a GPU can't be forked. They stay for all rounds of the worker
 (decision "Samples are transformed in processes of their own").
+
+A round is a period in which a fixed set of replicas trains.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ _PROGRAM = "concertina_trainer.data.read.transform_process"
 
 
 class TransformEnded(Exception):
-    """Error that a process that transforms samples has ended. The next round starts it again."""
+    """Error that a process that transforms samples has ended. The next round starts it again.
+
+    A round is a period in which a fixed set of replicas trains.
+    """
 
 
 @functools.lru_cache(maxsize=1)
@@ -45,10 +50,11 @@ class Transforms:
         self._lock = threading.Lock()
 
     def apply(self, samples: Sequence[Sample], seed: int | None, vocab_size: int) -> list[Sample]:
-        """Return what the transform makes of each sample. `seed` is None in an evaluation.
+        """Return the result of the transform for each sample. `seed` is None in an evaluation.
 
         Raises:
-            InvalidInput: When the transform can't be imported, fails, or returns something else than such a sample.
+            InvalidInput: When the transform can't be imported, fails, or returns a value that is not a sample of the
+                same shape.
             TransformEnded: When a process has ended.
         """
         with self._lock:

@@ -67,8 +67,8 @@ async def _settle(
 ) -> bool:
     """Probe a container until the result `wanted` has occurred several times in a row, and return True.
 
-    The thresholds in the probe's spec say how many times. If a startup probe fails too often before, the result is
-    False.
+    The thresholds in the probe's spec say how many times. If a startup probe fails too often before it succeeds, the
+    result is False.
 
     Args:
         probe: Probe from the pod's spec.

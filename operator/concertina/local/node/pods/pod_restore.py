@@ -1,6 +1,6 @@
 """Restore the state of a pod when the node agent starts.
 
-All its containers ended with the node. All functions are pure.
+The pod's containers ended when the node ended. All functions are pure.
 """
 
 from dataclasses import dataclass

@@ -38,7 +38,8 @@ class PodStatusWriter:
     def observe(self, status: Object) -> None:
         """Write the pod's status again if another controller has changed its conditions.
 
-        If the node does not respond for a while, Kubernetes' node lifecycle controller marks its pods as unready.
+        For example, Kubernetes' node lifecycle controller marks the pods of a node as unready if the node does not
+        respond.
         """
         values_by_type = {condition["type"]: condition["status"] for condition in status.get("conditions") or []}
         # Only that controller writes different values for the two.

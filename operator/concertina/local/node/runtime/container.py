@@ -85,9 +85,9 @@ class RunningContainer:
         return True
 
     async def wait(self) -> int:
-        """Wait until the process has ended and its output is read.
+        """Wait until the process has ended and its output is read. Return the exit code.
 
-        Return the exit code, which is then also in the state.
+        The container's state has the exit code then too.
         """
         assert self.running
         assert self.log
@@ -191,7 +191,7 @@ def _asks_for_devices(spec: Object) -> bool:
 
 
 def _command(spec: Object, image: images.Image, variables: dict[str, str]) -> list[str]:
-    """Return the command and arguments from the spec or the image, combined as container runtimes do.
+    """Return the command and arguments of a container, from its spec and its image, as container runtimes do.
 
     Raises:
         ConfigError: When there is no command.

@@ -68,7 +68,7 @@ def lines(path: Path, tail: int | None = None, since: str = "", with_time: bool 
 
 
 async def follow(writer: LogWriter, offset: int, with_time: bool) -> AsyncIterator[bytes]:
-    """Yield what is appended to a log file after `offset`, until the container's output ends."""
+    """Yield the text that is appended to a log file after `offset`, until the container's output ends."""
     with open(writer.path, "rb") as file:  # noqa: ASYNC230 (a local file)
         file.seek(offset)
         while True:

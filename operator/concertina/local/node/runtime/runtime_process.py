@@ -93,7 +93,7 @@ class Runtime:
     def run(self) -> None:
         """Serve requests until the kubelet ends.
 
-        Then this process ends, and the kernel kills all other processes of the node.
+        This process ends then too, and the kernel kills all other processes of the node.
         """
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -129,8 +129,8 @@ class Runtime:
     def _fork(self, identity: str, become: Callable[[], NoReturn], output: int, *, new_pid_namespace: bool) -> None:
         """Fork a child process that calls `become`.
 
-        Parent and child share a status pipe. The child closes it without data if it succeeds. Otherwise it writes the
-        reason of the failure.
+        Parent and child share a status pipe. A child that succeeds closes the pipe without writing to it. A child that
+        fails writes the reason into the pipe.
         """
         status_read, status_write = os.pipe2(os.O_CLOEXEC)
         if new_pid_namespace:
