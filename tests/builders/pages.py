@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ WITHOUT_CLUSTER = {
         "concertina data show",
         "concertina data pack",
     ),
-    "dcp.md": ("concertina checkpoint export",),
+    "dcp.md": ("concertina checkpoint export s3://bucket/run-1 FOLDER",),
     "fine-tune.md": (
         "concertina data build --chat",
         "concertina generate",
@@ -125,6 +125,18 @@ def beginning_with(name: str, beginnings: str | tuple[str, ...]) -> list[Block]:
     for beginning in (beginnings,) if isinstance(beginnings, str) else beginnings:
         assert any(block.text.startswith(beginning) for block in found), f"{name} has no block {beginning}"
     return found
+
+
+def commands(name: str, beginning: str, values: Mapping[str, str]) -> list[list[str]]:
+    """Return the commands of the block that begins so, each as its words, with values in place of placeholders."""
+    (block,) = beginning_with(name, beginning)
+    return [[_with_values(word, values) for word in words] for words in block.commands if words]
+
+
+def _with_values(word: str, values: Mapping[str, str]) -> str:
+    for placeholder, value in values.items():
+        word = word.replace(placeholder, value)
+    return word
 
 
 def run_by_tests() -> list[Block]:

@@ -504,6 +504,11 @@ def test_training_pods_are_found_in_one_way(release: Release, settings: list[str
     secret = endpoint.get("authorization", {}).get("credentials", {}).get("name", "")
     assert secret == told.token_secret == ("" if scoped else "mine")
     assert monitor["metadata"]["labels"].get("release") == (None if scoped else "stack")
+    if not scoped:
+        documents = [document for block in pages.blocks(pages.DOCS / "metrics.md") for document in block.manifests]
+        [shown] = [document["spec"] for document in documents if document.get("kind") == "PodMonitor"]
+        shown["podMetricsEndpoints"][0]["authorization"]["credentials"]["name"] = "mine"
+        assert shown == monitor["spec"], "the PodMonitor of docs/metrics.md"
 
 
 def test_alerts_and_dashboards_are_there_where_they_are_asked_for(release: Release) -> None:

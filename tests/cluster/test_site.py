@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import re
 import shutil
@@ -17,16 +16,19 @@ import yaml
 
 from builders import pages
 from builders.cluster.cli import DEMO, Cli, status
+from builders.cluster.dry_run import refused
 from concertina.local.binaries import programs
 from concertina.local.cluster import LocalCluster
 
 BASES = [pages.ROOT / "examples" / name for name in ("minimal.yaml", "own-command.yaml")]
 """Jobs into which a part of a manifest is merged; it must fit into one of them."""
 NOT_SERVED = ("ClusterQueue", "LocalQueue", "PodMonitor", "ResourceFlavor")
-"""Kinds of manifests whose CRDs the local cluster lacks."""
+"""Kinds of manifests whose CRDs the local cluster lacks. tests/cluster/operator/quota has those of Kueue, and
+test_chart.py compares the PodMonitor with the chart's."""
 OTHER_FILES = {"integrations"}
 """Fields by which files that are not objects are recognised: Kueue's configuration."""
 KEY = "k" * 64
+LAW = "tests/unit/repository/test_site.py::test_commands_have_the_options_that_there_are"
 MANIFESTS = [(block, document) for block in pages.all_blocks() for document in block.manifests]
 
 
@@ -44,18 +46,8 @@ def test_manifests_pass_a_server_side_dry_run(
     whole = (
         [document] if "kind" in document else [_merged(yaml.safe_load(path.read_text()), document) for path in BASES]
     )
-    refusals = [refusal for manifest in whole if (refusal := _refusal(cluster, namespace, manifest))]
+    refusals = [refusal for manifest in whole if (refusal := refused(cluster, namespace, manifest))]
     assert len(refusals) < len(whole), refusals
-
-
-def _refusal(cluster: LocalCluster, namespace: str, manifest: dict[str, Any]) -> str:
-    arguments = ["apply", "--server-side", "--dry-run=server", "--validate=strict", "-n", namespace, "-f", "-"]
-    done = subprocess.run(
-        [_program("kubectl"), *arguments],
-        env=os.environ | {"KUBECONFIG": str(cluster.kubeconfig)}, input=json.dumps(manifest),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return done.stderr if done.returncode else ""
 
 
 def _merged(base: Any, part: Any) -> Any:
@@ -116,7 +108,7 @@ def _prepare(cli: Cli) -> None:
     cli.kubectl("create", "deployment", "concertina", "--image=none", "--replicas=0")
 
 
-@pytest.mark.long(law="tests/unit/repository/test_site.py::test_commands_have_the_options_that_there_are")
+@pytest.mark.long(law=LAW)
 @pytest.mark.timeout(1200)
 def test_the_first_pages_work_as_they_are_written(tmp_path: Path) -> None:
     """All commands of Get started run in one shell on a cluster of their own, as a new user runs them."""
@@ -127,11 +119,26 @@ def test_the_first_pages_work_as_they_are_written(tmp_path: Path) -> None:
                 script.append(f"cat > {block.title} <<'END_OF_FILE'\n{block.text}END_OF_FILE")
             elif block.language == "bash" and not block.needs and "concertina local down" not in block.text:
                 script.append(block.text)
-    environment = {name: value for name, value in os.environ.items() if name not in ("KUBECONFIG", "MAKEFLAGS")}
-    environment["PATH"] = _path()
-    shell = ["bash", "-c", "\n".join(script)]
     try:
-        done = subprocess.run(shell, cwd=pages.ROOT, env=environment, capture_output=True, text=True, check=False)
+        _run_as_a_new_user("\n".join(script))
     finally:
-        subprocess.run(["concertina", "local", "down"], cwd=pages.ROOT, env=environment, check=False)
+        subprocess.run(["concertina", "local", "down"], cwd=pages.ROOT, env=_new_environment(), check=False)
+
+
+@pytest.mark.long(law=LAW)
+@pytest.mark.timeout(1200)
+def test_the_demo_of_get_started_runs() -> None:
+    (block,) = pages.beginning_with("get-started/index.md", "make demo")
+    _run_as_a_new_user(block.text)
+
+
+def _run_as_a_new_user(script: str) -> None:
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=pages.ROOT, env=_new_environment(), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+
+
+def _new_environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in ("KUBECONFIG", "MAKEFLAGS")}
+    return {**kept, "PATH": _path()}

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from builders import pages
 from builders.cluster import drills
 from builders.until import until
 from concertina.demo.stage import Stage
@@ -54,6 +55,16 @@ def test_the_drill_passes(drill: Callable[[str], Any], scenario: str, stage: Sta
     verdict = drill(scenario)
     assert verdict["passed"], verdict["reasons"]
     drills.each_second_is_in_one_class(stage.job(job))
+
+
+@pytest.mark.long(law=SAME["kill-node"])
+def test_the_drill_of_the_page_passes(stage: Stage, job: str) -> None:
+    [words] = pages.commands("drills.md", "concertina drill demo", {"demo": job})
+    command = [str(Path(sys.executable).parent / words[0]), *words[1:]]
+    environment = os.environ | {"KUBECONFIG": str(stage.cluster.kubeconfig)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "PASS" in done.stdout
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from concertina_trainer.data.sample import transformed
 
 LAW = "tests/unit/repository/test_site.py::test_commands_have_the_options_that_there_are"
 LIMIT = 400
+PLANS = pages.beginning_with("planning.md", pages.WITHOUT_CLUSTER["planning.md"])
 pytestmark = pytest.mark.timeout(LIMIT)
 
 
@@ -111,16 +112,15 @@ def test_a_model_is_fine_tuned_as_its_page_says(parent, folder, tmp_path: Path) 
     assert run(f"CUDA_VISIBLE_DEVICES= {generate}", tmp_path) == f"<think>\n\n</think>\n\n{first[1]['content']}\n"
     assert "tokenizer.json from" in run(export, tmp_path)
     assert "<|im_start|>" in json.loads((tmp_path / "tuned-model/tokenizer_config.json").read_text())["chat_template"]
-    convert, _ = pages.beginning_with("dcp.md", pages.WITHOUT_CLUSTER["dcp.md"])  # torchtitan has no Qwen 3 here
+    (convert,) = pages.beginning_with("dcp.md", pages.WITHOUT_CLUSTER["dcp.md"])
     run(convert.text.replace("s3://bucket/run-1", spec["checkpoint"]["uri"]), tmp_path)
     assert (tmp_path / "FOLDER" / ".metadata").is_file()
 
 
 @pytest.mark.long(law=LAW)
-@pytest.mark.parametrize("number", range(4))
-def test_commands_that_plan_run(number: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", PLANS, ids=[str(number) for number, _ in enumerate(PLANS)])
+def test_commands_that_plan_run(block: pages.Block, tmp_path: Path) -> None:
     shutil.copy(pages.ROOT / "examples" / "demo.yaml", tmp_path / "job.yaml")
-    block = pages.beginning_with("planning.md", pages.WITHOUT_CLUSTER["planning.md"])[number]
     assert "tokens" in run(block.text, tmp_path)
 
 

@@ -25,7 +25,7 @@ from concertina.terminal.watch import JobWatch, Late
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 JOB = "demo"
-START_LIMIT, RECOVERY_LIMIT, END_LIMIT = 60.0, 60.0, 240.0
+START_LIMIT, RECOVERY_LIMIT, END_LIMIT = 180.0, 60.0, 240.0
 Step = Callable[[str], object]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from builders import pages
 from builders.cluster.cli import DEMO, GIVE_UP, NOW, ROOT, Cli, status
 from concertina.api.restarts import LastFailure
 from concertina.api.status import JobStatus, rfc3339
@@ -187,31 +188,34 @@ def test_logs_by_rank_and_round_and_since_a_failure(cli: Cli, tmp_path: Path) ->
     second = f"{turn(1, started(1, 1), 'echo b')}; {turn(3, started(2, 0), 'echo d')}; sleep 60"
     for index, script in enumerate((first, second)):
         cli.kubectl("apply", "-f", "-", stdin=json.dumps(replica(index, script)))
-    with cli.start("logs", "demo", "-f") as following:
+    whole, follow, of_round, since_failure, as_json = (
+        words[1:] for words in pages.commands("cli.md", "concertina logs demo", {})
+    )
+    with cli.start(*follow) as following:
         assert following.stdout
         while "rank 0 | d" not in following.stdout.readline():
             pass
         following.send_signal(signal.SIGINT)
         following.wait(GIVE_UP)
 
-    def said(*options: str) -> list[str]:
-        return [line for line in cli("logs", "demo", *options).stdout.splitlines() if "worker_started" not in line]
+    def said(*command: str) -> list[str]:
+        return [line for line in cli(*command).stdout.splitlines() if "worker_started" not in line]
 
     lines = ["demo-0-0 rank 0 | a", "demo-1-0 rank 1 | b", "demo-0-0 rank 1 | c", "demo-1-0 rank 0 | d"]
-    assert said() == lines, "by time"
-    assert said("--round", "1") == lines[:2]
-    assert said("--rank", "0", "--round", "2") == ["demo-1-0 rank 0 | d"]
-    (line,) = said("--rank", "1", "--round", "1", "-o", "json")
-    entry = json.loads(line)
-    where = [entry[name] for name in ("job", "replica", "round", "rank", "text")]
-    assert where == ["demo", "demo-1-0", 1, 1, "b"]
+    assert said(*whole) == lines, "by time"
+    assert said(*of_round) == lines[2:]
+    assert said(*whole, "--rank", "0", "--round", "2") == ["demo-1-0 rank 0 | d"]
+    entries = map(json.loads, said(*as_json))
+    where = [[entry[name] for name in ("job", "replica", "round", "rank", "text")] for entry in entries]
+    assert where[1] == ["demo", "demo-1-0", 1, 1, "b"]
+    assert len(where) == len(lines)
 
-    assert "has had no failure" in cli("logs", "demo", "--since-failure").stderr
+    assert "has had no failure" in cli(*since_failure).stderr
     before = LastFailure(
         at=rfc3339(1_700_000_000), round=1, replica="demo-2-0", reason="R", message="it died.", last_lines=("its last",)
     )
     cli.write("demo", JobStatus(last_failure=before))
-    gone = cli("logs", "demo", "--since-failure")
+    gone = cli(*since_failure)
     assert gone.stdout.splitlines()[0] == "demo-2-0 | its last"
     assert "demo-2-0, which failed (it died), has no log anymore" in gone.stderr
     assert len(gone.stdout.splitlines()) > 1, "what comes after it"

@@ -14,6 +14,7 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
+from builders import pages
 from builders.train import node, published, states
 from concertina.api.parse import parse_spec
 from concertina.cli.main import app
@@ -123,6 +124,14 @@ def test_where_all_before_it_are_gone_it_is_trained_again_from_the_seed(bitwise,
     done = again(folder, parent, manifest)
     assert (done.step, done.complete) == (middle, True)
     assert same_bits(done.uri, uri)
+
+
+@pytest.mark.parametrize("beginning", ["concertina checkpoint show", "concertina reproduce"])
+def test_the_commands_of_the_page_run(bitwise, tmp_path, monkeypatch, beginning):
+    monkeypatch.chdir(tmp_path)
+    [words] = pages.commands("lineage.md", beginning, {"URI": bitwise.uri})
+    command(*words[1:])
+    assert [file.name for file in tmp_path.iterdir()] == (["again.yaml"] if "reproduce" in words else [])
 
 
 BARE = """

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from builders import pages
-from builders.cluster import queues
+from builders.cluster import kueue, queues
 from concertina.cli.checkpoint import app as checkpoint_app
 from concertina.cli.local import app as local_app
 from concertina.cli.main import app
@@ -26,16 +26,23 @@ from concertina.kube.manifests import names as object_names
 ROOT = pages.ROOT
 MARKED = {"kind": 6, "cloud": 7, "images": 1, "gpu": 4}
 """Number of blocks of commands that no test runs, because they need what no test has."""
-NOT_RUN = 7
-"""Number of blocks of commands on all other pages that no test runs yet. Lower it when the number falls."""
 OWN_APPS = {"local": local_app, "checkpoint": checkpoint_app}
 """Commands that pass their arguments on to an app of their own."""
 RUN_BY_OTHERS = (
-    ("data.md", "$ concertina data build --out data corpus/"),  # tests/train/test_site.py
-    ("diagnosis.md", "concertina diagnose JOB  "),  # builders.cluster.planted
-    ("gpu-checks.md", "PYTHONPATH=tests python3 -m builders.gpu merge"),  # test_gpu_checks.py
+    ("cli.md", "concertina logs demo", "cluster/cli/test_commands.py"),
+    ("cli.md", "concertina trace demo", "cluster/operator/training/test_step_traces.py"),
+    ("data.md", "$ concertina data build --out data corpus/", "train/test_site.py"),
+    ("dcp.md", "concertina checkpoint export s3://bucket/run-1 outputs", "train/trainer/state/test_dcp_folders.py"),
+    ("diagnosis.md", "kubectl get tj JOB -o yaml", "cluster/operator/diagnosis/test_planted.py"),
+    ("drills.md", "concertina drill demo", "drill/test_drills.py"),
+    ("get-started/index.md", "make demo", "cluster/test_site.py"),
+    ("gpu-checks.md", "PYTHONPATH=tests python3 -m builders.gpu merge", "unit/repository/test_gpu_checks.py"),
+    ("lineage.md", "concertina checkpoint show", "train/checkpoints/test_lineage.py"),
+    ("lineage.md", "concertina reproduce", "train/checkpoints/test_lineage.py"),
 )
-"""Pages and beginnings of blocks that other tests run."""
+"""Pages, beginnings of blocks, and the files of the tests that read these blocks from the pages and run them."""
+SECTIONS_RUN = (("diagnosis.md", "concertina diagnose JOB  "),)
+"""Beginnings of the blocks of a page's sections, all of which tests/cluster/operator/diagnosis follows."""
 
 
 def test_the_reference_is_current() -> None:
@@ -82,7 +89,7 @@ def test_the_page_of_the_python_api_has_every_public_name() -> None:
 
 
 def test_queues_of_the_page_have_the_form_of_those_that_kueue_admits() -> None:
-    """The API server of the other tests has no CRDs of Kueue; builders.cluster.queues is tested with Kueue itself."""
+    """The long suite has the CRDs of Kueue; `builders.cluster.queues` is tested with Kueue itself."""
     shown = {each["kind"]: each for each in _manifests("queues.md") if each.get("apiVersion") == queues.API_VERSION}
     flavor, queue, local = shown["ResourceFlavor"], shown["ClusterQueue"], shown["LocalQueue"]
     name = flavor["metadata"]["name"]
@@ -92,6 +99,8 @@ def test_queues_of_the_page_have_the_form_of_those_that_kueue_admits() -> None:
     assert [flavor["name"] for flavor in group["flavors"]] == [name]
     assert [resource["name"] for resource in group["flavors"][0]["resources"]] == group["coveredResources"]
     assert _keys(queue) <= _keys(queues.cluster_queue("q", "f", 1))
+    [added] = [each["integrations"] for each in _manifests("queues.md") if "integrations" in each]
+    assert added == {"externalFrameworks": [kueue.JOB_KIND]}
 
 
 def test_the_network_policy_names_the_labels_and_ports_of_the_pods() -> None:
@@ -173,16 +182,24 @@ def test_marks_are_known_and_counted() -> None:
     assert {need: marks[need] for need in pages.NEEDS} == MARKED
 
 
-def test_commands_that_no_test_runs_become_fewer() -> None:
+def test_a_test_runs_all_commands_without_a_mark() -> None:
     run = {f"get-started/{name}" for name in pages.GET_STARTED}
-    run_by_others = [block for name, beginning in RUN_BY_OTHERS for block in pages.beginning_with(name, beginning)]
+    by_others = [*SECTIONS_RUN, *((name, beginning) for name, beginning, _ in RUN_BY_OTHERS)]
+    run_by_others = [block for name, beginning in by_others for block in pages.beginning_with(name, beginning)]
     run_by_tests = [*pages.run_by_tests(), *run_by_others]
     left = [
         block.name
         for block in pages.all_blocks()
         if block.commands and not block.needs and block.name not in run and block not in run_by_tests
     ]
-    assert len(left) <= NOT_RUN, Counter(left)
+    assert not left
+
+
+@pytest.mark.parametrize(("name", "beginning", "test"), RUN_BY_OTHERS)
+def test_the_named_test_reads_the_block_from_the_page(name: str, beginning: str, test: str) -> None:
+    text = (ROOT / "tests" / test).read_text()
+    assert f'"{name}"' in text
+    assert f'"{beginning}' in text
 
 
 @pytest.mark.parametrize("page", sorted(pages.DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(pages.DOCS)))

@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
+from builders import pages
 from builders.cluster.operator_process import Jobs
 from builders.cluster.planted import SECONDS, Alerts, bundled, diagnosed, fault, follow, past, problems, run
 from builders.prometheus import FOUND as PROMETHEUS
 from builders.prometheus import needed
+from concertina.cli.diagnose import FOUND
 from concertina.diagnosis.problems import Problem
 
 pytestmark = pytest.mark.timeout(600)
@@ -72,14 +74,30 @@ def written(shell: Mapping[str, str], file: Path) -> str:
     return file.read_text()
 
 
+def by_files(shell: Mapping[str, str], name: str, folder: Path) -> Object:
+    """Run the page's commands about files, and return what the command measured."""
+    values = {"JOB": name, "--json": f"--seconds {SECONDS} --json"}
+    commands = pages.commands("diagnosis.md", "kubectl get tj JOB -o yaml", values)
+    done = [run(shell, f"cd {folder} && {' '.join(words)}") for words in commands]
+    assert [each.returncode for each in done] == [0, FOUND, FOUND, FOUND], done
+    assert all(f"1. {Problem.INPUT_BOTTLENECK}" in each.stdout for each in done[2:])
+    measured: Object = json.loads((folder / "measured.json").read_text())
+    return measured
+
+
 Asked = Mapping[str, Future[Any]]
 
 
 @pytest.fixture(scope="module")
-def asked(planted: Jobs, shell: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the files that the gate's commands write."""
+    return tmp_path_factory.mktemp("asked")
+
+
+@pytest.fixture(scope="module")
+def asked(planted: Jobs, shell: Mapping[str, str], files: Path) -> Iterator[Asked]:
     """Run all commands of the gate's tests at once, because most of their time is waiting."""
-    folder = tmp_path_factory.mktemp("asked")
-    reader = reads_jobs_alone(planted, shell, folder / "reader")
+    reader = reads_jobs_alone(planted, shell, files / "reader")
 
     past(planted, SLOW, 20)
     past(planted, NAN, 40)
@@ -87,10 +105,10 @@ def asked(planted: Jobs, shell: Mapping[str, str], tmp_path_factory: pytest.Temp
     with ThreadPoolExecutor(5) as beside:
         yield {
             "followed": beside.submit(follow, shell, SECTION, SLOW, coordinator),
-            "slow": beside.submit(diagnosed, shell, SLOW),
+            "slow": beside.submit(by_files, shell, SLOW, files),
             "nan": beside.submit(diagnosed, shell, NAN),
             "reader": beside.submit(diagnosed, reader, SLOW),
-            "page": beside.submit(written, shell, folder / "page.html"),
+            "page": beside.submit(written, shell, files / "page.html"),
         }
 
 
@@ -105,7 +123,7 @@ def test_its_alert_fires_and_no_other(asked: Asked, alerts: Alerts, name: str) -
 
 
 def test_what_was_seen_is_told_and_a_file_of_it_tells_the_same(
-    asked: Asked, jobs: Jobs, shell: Mapping[str, str], tmp_path: Path
+    asked: Asked, shell: Mapping[str, str], files: Path
 ) -> None:
     """The file may be written by kubectl, or by the command itself with its two readings."""
     slow, nan = (asked[key].result() for key in ("slow", "nan"))
@@ -114,11 +132,7 @@ def test_what_was_seen_is_told_and_a_file_of_it_tells_the_same(
     assert "agents asked: 1" in slow["saw"]
     assert slow["findings"][0]["lost"] > 0.1, "0.3 s of each step; a busy machine makes the rest of a step longer"
 
-    saved, record = tmp_path / "job.yaml", tmp_path / "record.json"
-    saved.write_text(jobs.cluster.kubectl("get", "tj", "reads-slowly", "-n", jobs.namespace, "-o", "yaml"))
-    record.write_text(json.dumps(slow))
-    assert problems(diagnosed(shell, str(saved))) == [Problem.INPUT_BOTTLENECK]
-    assert diagnosed(shell, str(record))["findings"] == slow["findings"]
+    assert diagnosed(shell, str(files / "measured.json"))["findings"] == slow["findings"]
 
 
 def test_who_may_read_the_job_alone_is_told_what_is_missing(asked: Asked) -> None:

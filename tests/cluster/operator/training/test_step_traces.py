@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from builders import pages
 from builders.cluster.operator_process import Jobs, bundled
 
 pytestmark = pytest.mark.usefixtures("operator")
@@ -23,10 +24,12 @@ for step in range(1, 1_000_000):
 """
 
 
-def trace(jobs: Jobs, *options: str) -> subprocess.CompletedProcess[str]:
+def trace(jobs: Jobs, *options: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).parent / "concertina"), "trace", "a", "-n", jobs.namespace, *options]
     environment = os.environ | {"KUBECONFIG": str(jobs.cluster.kubeconfig)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def steps_of(file: Path) -> dict[str, list[str]]:
@@ -48,14 +51,15 @@ def trained(jobs: Jobs, step: int) -> None:
 def test_all_ranks_trace_the_same_steps_and_training_goes_on(jobs: Jobs, data: Path, tmp_path: Path) -> None:
     jobs.create("a", replicas=2, **bundled(data, tmp_path / "no-fault"))
     trained(jobs, 2)
-    out = tmp_path / "trace.json"
-    done = trace(jobs, "--steps", "2", "--ranks", "0,1", "--out", str(out))
+    out = tmp_path / "a-trace.json"
+    [words] = pages.commands("cli.md", "concertina trace demo", {"demo": "a"})
+    done = trace(jobs, *words[3:], folder=tmp_path)
     assert done.returncode == 0, done.stderr
     marks = steps_of(out)
     assert list(marks) == ["rank 0 (a-0-0)", "rank 1 (a-1-0)"]
     first, second = marks.values()
     assert first == second
-    assert len(first) == 2
+    assert len(first) == 3
     events = json.loads(out.read_text())["traceEvents"]
     assert any(event.get("cat") == "cpu_op" for event in events)
     assert any(event.get("cat") == "collective" for event in events), "what the flight recorder has"

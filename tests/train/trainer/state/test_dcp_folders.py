@@ -13,6 +13,7 @@ import torch.distributed.checkpoint as dcp
 from typer.testing import CliRunner
 
 import trainingjob.dcp
+from builders import pages
 from builders.programs import PROGRAMS, SEARCH_PATH
 from builders.train import node, states
 from concertina.cli.checkpoint import app
@@ -184,7 +185,9 @@ def test_torchtitans_order_of_pairs_is_required(whole, tmp_path, trainer):
 
 
 def test_an_export_for_torchtitan_has_its_names_and_its_order_of_rows(durable, whole, config, tmp_path):
-    said = CliRunner().invoke(app, ["export", durable.uri, f"{tmp_path}/out", "--to", "torchtitan"])
+    values = {"s3://bucket/run-1": durable.uri, "outputs/checkpoint/step-1000": f"{tmp_path}/out"}
+    [command] = pages.commands("dcp.md", "concertina checkpoint export s3://bucket/run-1 outputs", values)
+    said = CliRunner().invoke(app, command[2:])
     assert said.exit_code == 0, said.output
     expected = titan_state(whole, durable.step)
     group = {name.split(".", 1)[1].rpartition(".")[0] for name in expected["optimizer"] if name.endswith(".step")}
