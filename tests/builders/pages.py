@@ -141,7 +141,11 @@ def _with_values(word: str, values: Mapping[str, str]) -> str:
 
 def run_by_tests() -> list[Block]:
     """Return the blocks of commands outside Get started that tests run."""
-    tables = [*WITHOUT_CLUSTER.items(), *ON_API_SERVER.items(), NAMESPACED_INSTALL]
+    tables: list[tuple[str, str | tuple[str, ...]]] = [
+        *WITHOUT_CLUSTER.items(),
+        *ON_API_SERVER.items(),
+        NAMESPACED_INSTALL,
+    ]
     return [block for name, beginnings in tables for block in beginning_with(name, beginnings)]
 
 
