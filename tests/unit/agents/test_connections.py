@@ -410,7 +410,9 @@ def test_a_pause_of_the_operator_is_no_time_without_an_answer(pause: float) -> N
         connections = AgentConnections(lambda uid, at_once: None, clock=lambda: now, wall=lambda: now)
         async with a_handshake_without_end(connections):
             now += pause
-            assert connections.views("slow")["s0"].silent_for(now) < constants.UNANSWERED
+            silent_for = connections.views("slow")["s0"].silent_for(now)
+            assert silent_for is not None
+            assert silent_for < constants.UNANSWERED
         connections.close()
 
     asyncio.run(scenario())
