@@ -197,7 +197,7 @@ OPERATOR_ISOLATED = Gauge(
 )
 STALL_SECONDS = Counter(
     "concertina_event_loop_stall_seconds",
-    "Seconds in which the process did not run (stopped or without CPU), for pauses of 2 s or more.",
+    "Seconds in which the process did not run (stopped or without CPU), for pauses of 1 s or more.",
     registry=REGISTRY,
 )
 

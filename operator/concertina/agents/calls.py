@@ -50,9 +50,10 @@ until DIAL_SECONDS have passed.
 """
 
 Waits = Callable[[bool], None]
-"""Function to call with True when a connection must wait for its handshake, and with False when the handshake begins.
+"""Function to call with True when a connection must wait for its handshake, and with False when it no longer waits.
 
-The time in between is not the agent's fault and does not count as silence.
+The time in between is not the agent's fault and does not count as silence. The first call is with False, before the
+agent's host is dialled.
 """
 Request = protocol.Prepare | protocol.Assign | protocol.Release | protocol.Drain | protocol.Save
 Answer = protocol.Prepared | protocol.Accepted | protocol.Refused
@@ -248,8 +249,8 @@ async def connection(
         identity: Parameters of the job's connections.
         address: Address of the agent.
         message: First message on the connection.
-        waits: Function to call with True before the connection waits for its handshake, and with False when the
-            handshake begins.
+        waits: Function to call with False before the host is dialled and when the handshake begins, and with True
+            before the connection waits for its handshake.
 
     Raises:
         OSError: When the agent cannot be reached.
@@ -291,6 +292,7 @@ async def _opened(identity: ConnectionIdentity, address: str, waits: Waits) -> C
     """
     host, port = split(address)
     unconnected = await _socket(host)
+    waits(False)
     # before Python 3.12, wait_for loses a cancellation that coincides with an error
     async with asyncio.timeout(DIAL_SECONDS):
         dialled = await dial(unconnected, host, port)

@@ -518,9 +518,6 @@ class AgentConnections:
             return asked(connection.waits, uid, len(self._jobs), coordinator)
 
         connection.address = address
-        connection.view = dataclasses.replace(
-            connection.view, wanted_at=None, lost_at=None, queued_at=None, closed=False, refusal=None
-        )
         connection.stream = asyncio.create_task(
             follow(job.identity, address, ask, on_waits, on_report, on_lost),
             name=f"watch {replica}",
@@ -531,7 +528,10 @@ class AgentConnections:
             connection.stream.cancel()
             metrics.AGENT_STREAM_ENDS.labels(StreamEnd.NOT_WANTED).inc()
         connection.stream, connection.address = None, ""
-        connection.view = dataclasses.replace(connection.view, connected=False, wanted_at=None, queued_at=None)
+        # What the stream showed may no longer hold, and nothing updates it.
+        connection.view = dataclasses.replace(
+            connection.view, connected=False, wanted_at=None, lost_at=None, queued_at=None, closed=False, refusal=None
+        )
         self.hearing.update(uid, replica, connection.view)
 
 

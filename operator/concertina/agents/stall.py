@@ -13,7 +13,8 @@ from concertina.plan.observed import AgentView, Call
 
 TICK_SECONDS = 0.5
 """Longest interval in seconds between two calls of `StallDetector.seconds`."""
-NOTICEABLE_SECONDS = 2.0
+NOTICEABLE_SECONDS = 1.0
+"""Shortest pause that is noticed. It must be shorter than constants.UNANSWERED."""
 
 
 class StallDetector:

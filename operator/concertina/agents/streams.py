@@ -96,8 +96,8 @@ async def follow(
         identity: Parameters of the job's connections.
         address: Address of the agent.
         ask: Function that returns the Watch message with which each stream begins.
-        on_waits: Function to call with True before a stream waits for its handshake, and with False when the handshake
-            begins.
+        on_waits: Function to call with False before the host is dialled and when the handshake begins, and with True
+            before a stream waits for its handshake.
         on_report: Function to call with each report that differs from the previous one.
         on_lost: Function to call if a stream can't be opened, breaks, or sends nothing for longer than `silence`
             allows.

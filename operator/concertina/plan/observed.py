@@ -323,8 +323,7 @@ class AgentView:
     wanted_at: float | None = None
     """Unix time since which the agent could have been connected; None if no stream is wanted or attempted yet.
 
-    The time begins with the first handshake for the stream, or with the first failure before a handshake. It is moved
-    forward by the time in which later attempts were queued.
+    The time begins with the first attempt to connect. It is moved forward by the time in which attempts were queued.
     """
     lost_at: float | None = None
     """Unix time at which an open stream last broke or fell silent; None if the stream is open or never was."""

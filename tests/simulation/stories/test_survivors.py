@@ -16,8 +16,9 @@ from concertina_agent.core.agent_state import AgentState
 from concertina_agent.core.steps import worker_steps
 from concertina_protocol import Progress, SnapshotId
 from concertina_protocol import worker_channel as w
+from simulation import mutations
 from simulation.faults.table import FAULTS
-from simulation.parts import agents
+from simulation.parts import agents, operators
 from simulation.parts.agents import AgentProcess
 from simulation.parts.clock import Violation
 from simulation.parts.collective import LOST
@@ -26,7 +27,11 @@ from simulation.runs.schedule import Strike
 from simulation.runs.world import World
 
 HERE = "tests/simulation/stories/test_survivors.py"
-LEAVE_SECONDS = 1.0
+SOON, LATE = (0.3, 1.0), (0.6, 4.5)
+"""Seconds that a survivor takes to leave its round, and thus to answer the operator, if it does not leave at once.
+
+LATE is longer than the operator waits for any answer, and shorter than it waits for one with the newest state.
+"""
 Patch = pytest.MonkeyPatch
 
 
@@ -36,13 +41,13 @@ def known(core: AgentState) -> tuple[object, ...]:
     return core.report(), core.held, core.latest, r and copy.copy(r.saved), copy.deepcopy(vars(core.uploads))
 
 
-def survive(patch: Patch, seed: int) -> list[str]:
+def survive(patch: Patch, seed: int, delays: tuple[float, float] = SOON) -> list[str]:
     """Workers live across rounds. Returns what they have said too late, as they say it."""
     draw, said = random.Random(seed), list[str]()
 
     def leave(self: AgentProcess, effect: e.KillWorkers) -> None:
         run, ranks = self.collective, self.ranks
-        late = draw.uniform(0.3, LEAVE_SECONDS) if draw.random() < 0.3 else draw.uniform(0.002, 0.03)
+        late = draw.uniform(*delays) if draw.random() < 0.3 else draw.uniform(0.002, 0.03)
         if run is not None and run.lineage is not None and self.replica in run.here and steps_of(run.lineage):
             step, round = steps_of(run.lineage), run.round
             id = SnapshotId(round, step, f"{run.shards} shards", run.shards)
@@ -76,13 +81,13 @@ def survive(patch: Patch, seed: int) -> list[str]:
     return said
 
 
-def play(seed: int, patch: Patch, others: Iterable[Strike] = ()) -> list[str]:
+def play(seed: int, patch: Patch, others: Iterable[Strike] = (), delays: tuple[float, float] = SOON) -> list[str]:
     """Play a run to its end, in which a worker is killed, and return what was said too late.
 
     Raises:
         Violation: When the run breaks a rule.
     """
-    said = survive(patch, seed)
+    said = survive(patch, seed, delays)
     world = World(seed, schedule=(Strike(5.0 + seed % 4, "kill_worker", seed), *others))
     world.run()
     if not others and world.status.restarts.total > 1:
@@ -116,6 +121,33 @@ def test_a_second_failure_meets_them(seeds: range, monkeypatch: Patch) -> None:
         play(seed, monkeypatch, [Strike(moment, FAULTS[seed % len(FAULTS)], seed)])
 
 
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        range(6),
+        pytest.param(range(6, 100), marks=pytest.mark.long(law=f"{HERE}::test_a_late_answer_costs_no_state[seeds0]")),
+    ],
+)
+def test_a_late_answer_costs_no_state(seeds: range, monkeypatch: Patch) -> None:
+    """The operator waits for the answer of a survivor that may hold the newest state."""
+    _play_all(seeds, monkeypatch, LATE)
+
+
+LATE_FAULTS: dict[str, Callable[[Patch], None]] = {
+    "the operator does not wait": mutations.late_members_are_left_out,
+    "an answer counts for a later call": lambda patch: patch.setattr(
+        operators, "is_same_call", lambda viewed, sent: viewed is not None
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", LATE_FAULTS)
+def test_with_a_fault_it_does(fault: str, monkeypatch: Patch) -> None:
+    LATE_FAULTS[fault](monkeypatch)
+    with pytest.raises(Violation, match=r"begins from step \d+; .* hold"):
+        _play_all(range(2, 12), monkeypatch, LATE)
+
+
 def _takes(patch: Patch, kind: type) -> None:
     """Let the core take such events of any round."""
     step = machine.HANDLERS[kind]
@@ -140,6 +172,6 @@ def test_without_a_fence_they_do(fence: str, monkeypatch: Patch) -> None:
         _play_all(range(30), monkeypatch)
 
 
-def _play_all(seeds: Iterable[int], patch: Patch) -> None:
+def _play_all(seeds: Iterable[int], patch: Patch, delays: tuple[float, float] = SOON) -> None:
     for seed in seeds:
-        play(seed, patch)
+        play(seed, patch, delays=delays)

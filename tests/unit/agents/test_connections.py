@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from concertina.agents.authority import Authority
 from concertina.agents.connections import AgentConnections
 from concertina.agents.streams import StreamEnd
 from concertina.plan.actions import Send
+from concertina.plan.facts import constants
 from concertina.plan.observed import AgentView, Call, ConnectionRefusal
 from concertina_protocol.connection import abort
 
@@ -248,10 +250,28 @@ def test_time_in_which_the_operator_stood_still_does_not_count_against_an_agent(
             lambda: not connections.views(UID)["r0"].connected, "a stream that is lost", lambda: connections.views(UID)
         )
         assert connections.views(UID)["r0"].lost_at == 1000.0
-        now += 1.0
+        now += 0.9
         assert connections.views(UID)["r0"].lost_at == 1000.0
         now += 60.0
         assert connections.views(UID)["r0"].lost_at == 1060.0
+        connections.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_that_is_not_wanted_any_more_says_nothing_against_its_agent(tmp_path: Path) -> None:
+    """It was closed while it was lost. Without a stream, the operator can't know whether the agent answers again."""
+
+    async def scenario() -> None:
+        connections = AgentConnections(Heard())
+        await connections.open(UID, CREATED, MASTER)
+        view = lambda: connections.views(UID)["r0"]  # noqa: E731
+        async with agent(forever, tmp_path) as address:
+            connections.watch(UID, {"r0": address})
+            await until_async(lambda: view().connected, "a stream", view)
+        await until_async(lambda: view().refusal is ConnectionRefusal.NOT_LISTENING, "a refusal", view)
+        connections.watch(UID, {})
+        assert view() == AgentView(report=report(), ready_at=view().ready_at)
         connections.close()
 
     asyncio.run(scenario())
@@ -322,16 +342,16 @@ def test_a_handshake_waits_its_turn_and_that_speaks_against_nobody(tmp_path: Pat
                 made_for = connections.views(UID)["r0"].assign
                 await asyncio.sleep(0.3)
                 assert not view().connected
-                assert view().silent_since is None
                 assert (waits := view().assign)
                 assert waits.sent_at is None
-                now += 1.0
+                now += 0.9
+                assert view().silent_for(now) == 0.0
             await until_async(lambda: view().connected, "a stream", view)
             await until_async(lambda: (found := view().assign) and found.done_at, "the end of the call", view)
             sent = view().assign
             assert made_for is not None
             assert sent is not None
-            assert sent.sent_at == pytest.approx(made_for.sent_at + 1.0)
+            assert sent.sent_at == pytest.approx(made_for.sent_at + 0.9)
             connections.close()
 
     asyncio.run(scenario())
@@ -380,6 +400,48 @@ def test_who_is_silent_in_a_handshake_keeps_nobody_from_one(tmp_path: Path, monk
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("pause", [0.9, 1.3, 1.9])
+def test_a_pause_of_the_operator_is_no_time_without_an_answer(pause: float) -> None:
+    """The operator reads no answer while it is paused, so a pause does not show that a member answers nobody."""
+    now = 1000.0
+
+    async def scenario() -> None:
+        nonlocal now
+        connections = AgentConnections(lambda uid, at_once: None, clock=lambda: now, wall=lambda: now)
+        async with a_handshake_without_end(connections):
+            now += pause
+            silent_for = connections.views("slow")["s0"].silent_for(now)
+            assert silent_for is not None
+            assert silent_for < constants.UNANSWERED
+        connections.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_host_that_answers_no_dial_is_silent_from_the_first_attempt() -> None:
+    """It was switched off, or a network drops all packets to it."""
+    now, before = 1000.0, stream_ends()
+
+    async def scenario() -> None:
+        nonlocal now
+        connections = AgentConnections(Heard(), clock=lambda: now, wall=lambda: now)
+        await connections.open(UID, CREATED, MASTER)
+        view = lambda: connections.views(UID)["r0"]  # noqa: E731
+        with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as waiting:
+            for _ in range(2):  # The kernel drops further attempts to connect.
+                other = waiting.enter_context(socket.socket())
+                other.setblocking(False)
+                other.connect_ex(full.getsockname())
+            connections.watch(UID, {"r0": "{}:{}".format(*full.getsockname())})
+            await until_async(lambda: view().wanted_at == 1000.0, "an attempt", view)
+            now += 0.9
+            assert view().silent_for(now) == pytest.approx(0.9)
+            assert stream_ends() == before, "the first attempt goes on"
+            connections.close()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.usefixtures("one_at_a_time")
 def test_a_stream_that_waits_its_turn_to_be_opened_again_is_silent_for_no_longer(tmp_path: Path) -> None:
     open_streams: list[asyncio.StreamWriter] = []
@@ -401,7 +463,7 @@ def test_a_stream_that_waits_its_turn_to_be_opened_again_is_silent_for_no_longer
             async with a_handshake_without_end(connections):
                 abort(open_streams[0])
                 await until_async(lambda: view().queued_at is not None, "a stream that waits its turn", view)
-                now += 1.5  # Longer gaps count as a stall.
+                now += 0.9  # Longer gaps count as a stall.
                 assert view().silent_for(now) == 0.0
             await until_async(lambda: view().connected, "the stream again", view)
             connections.close()
@@ -422,7 +484,7 @@ def test_a_clock_that_is_set_makes_no_silence_longer_or_shorter(tmp_path: Path) 
             await until_async(lambda: view().connected, "a stream", view)
         await until_async(lambda: not view().connected, "a stream that is lost", view)
         for change in (-3600.0, 7200.0):
-            now, offset = now + 1.0, offset + change
+            now, offset = now + 0.9, offset + change
             observed_view = view()
             assert observed_view.lost_at is not None
             assert observed_view.ready_at is not None

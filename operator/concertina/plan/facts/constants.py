@@ -15,10 +15,12 @@ It is also the longest timeout of a call.
 """
 RECONNECT = 0.5
 """Seconds in which a broken stream may be reopened before the operator doubts that the agent is alive."""
-UNANSWERED = 1.0
+UNANSWERED = 1.25
 """Seconds without an answer to this operator after which a member that the coordinator has given up counts as lost.
 
-It is less than SILENCE_SECONDS - DOUBT_SECONDS, so that it has passed when the coordinator gives the member up.
+It is less than SILENCE_SECONDS - DOUBT_SECONDS, so that it has passed when the coordinator gives the member up. It is
+more than the longest pause of the operator that goes unnoticed (`agents.stall`), and than the second after which the
+kernel repeats the lost first packet of a connection.
 """
 FIRST_CONTACT = SILENCE_SECONDS + 1.0
 """Seconds for a new operator to open its first stream to an agent before it doubts that the agent is alive."""

@@ -280,8 +280,10 @@ class Replicas:
         return frozenset(self.round.members.keys() - named) if named else frozenset()
 
     def _unanswered(self, name: str) -> bool:
-        view = self.observed.agent(name)
-        return not view.alive and (view.silent_for(self.now) or 0.0) >= UNANSWERED
+        view, claim = self.observed.agent(name), self.round.claim
+        call = view.prepare_of(claim) if claim and not claim.committed else None
+        answers = view.alive or (call is not None and call.reply is not None)
+        return not answers and (view.silent_for(self.now) or 0.0) >= UNANSWERED
 
     def can_answer(self, name: str) -> bool:
         pod = self.pods[name]

@@ -524,6 +524,18 @@ def test_a_member_that_was_left_out_stays_so_until_it_answers() -> None:
     assert prepares(plan(seen, T0 + 20.3)) == ["demo-1-0"]
 
 
+def test_a_member_that_answers_the_call_is_not_lost_while_its_stream_is_not_open() -> None:
+    """The coordinator, which has given the member up, dies before it prepares for the next round."""
+    seen = silent({"wanted_at": T0 + 19.5})
+    made = plan(seen, T0 + 20)
+    agents = dict(seen.agents)
+    for name, message in jobs.sends(made, protocol.Prepare).items():
+        answer: dict[str, Any] = {"error": "reset"} if name == "demo-0-0" else {"reply": jobs.prepared(name, message)}
+        agents[name] = jobs.called(agents[name], message, T0 + 20, done_at=T0 + 20.3, **answer)
+    made = plan(jobs.then(seen, made, agents=agents), T0 + 21)
+    assert sorted(jobs.sends(made, protocol.Assign)) == ["demo-1-0", "demo-2-0"]
+
+
 def answered(**changes: dict[str, Any]) -> JobObservation:
     """Return a claim with all answers, of which some have other fields.
 
