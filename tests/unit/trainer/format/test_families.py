@@ -192,6 +192,11 @@ def test_the_head_of_a_tied_model_is_passed_over(tmp_path):
     save_file({**weights, "lm_head.weight": weights["model.embed_tokens.weight"].clone()}, file)
     config = config_of(tmp_path)
     decoder_of(config, tmp_path)
+    save_file({**weights, "lm_head.weight": weights["model.embed_tokens.weight"] + 1}, file)
+    files = SafetensorsFiles(tmp_path.as_uri())
+    files.of(config.model)
+    with pytest.raises(InvalidInput, match=r"different values in lm_head\.weight and model\.embed_tokens\.weight"):
+        files.check_copies(0, 1)
     (tmp_path / "config.json").unlink()
     with pytest.raises(InvalidInput, match=r"has lm_head\.weight, and this model uses its embeddings"):
         SafetensorsFiles(tmp_path.as_uri()).of(config.model)
