@@ -1,10 +1,12 @@
 """Adapters: frozen weights stay as they are in every layout, and adapters are trained as on one process."""
 
+import copy
 import json
 
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -185,7 +187,7 @@ def test_a_model_is_tuned_and_exported_with_its_adapters_added(parent, trainer, 
 
 
 def check_alone(uri, merged, weights, folder):
-    """Check adapters that are exported alone: the merged weights are the frozen ones plus scale * B A."""
+    """Check adapters that are exported alone: the merged weights are the frozen ones plus scale * B A, also in PEFT."""
     files = peft.export(StoredCheckpoint(uri)).write(ObjectPrefix(str(folder), create=True))
     assert files == ["adapter_model.safetensors", "adapter_config.json"]
     config = json.loads((folder / "adapter_config.json").read_text())
@@ -201,6 +203,15 @@ def check_alone(uri, merged, weights, folder):
             expected = expected + scale * (b @ a)
         torch.testing.assert_close(weight.detach(), expected, rtol=1e-6, atol=1e-7)
     assert not tensors
+    base = copy.deepcopy(merged)
+    tokens = torch.randint(0, 256, (3, 20), generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        for name, weight in base.named_parameters():
+            weight.copy_(weights[f"model.{hf_names.ours(name, FAMILIES['llama'])[0].name}"])
+        before = base(tokens).logits
+        logits = PeftModel.from_pretrained(base, folder)(tokens).logits
+        torch.testing.assert_close(logits, merged(tokens).logits, rtol=1e-4, atol=1e-4)
+    assert (logits - before).abs().max() > 1e-3, "the adapters change the model"
 
 
 def test_frozen_weights_are_read_from_their_files_and_not_saved(parent, trainer, folder, tmp_path):

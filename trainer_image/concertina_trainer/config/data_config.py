@@ -108,6 +108,11 @@ class DataConfig(Section):
         return [MixtureSource(uri=self.uri, weight=1)] if self.uri is not None else self.mixture
 
     @property
+    def separates_documents(self) -> bool:
+        """Whether attention must separate the documents of a sequence."""
+        return self.documents in (DocumentMode.masked, DocumentMode.packed)
+
+    @property
     def cache_bytes(self) -> int:
         return int(parse_quantity(self.cache_size))
 

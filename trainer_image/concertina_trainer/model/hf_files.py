@@ -48,7 +48,8 @@ class HfFiles:
     def place(self, name: str) -> Place | None:
         """Return the place of a file's tensor in the module, or None if the module does not use the tensor.
 
-        Some files leave out the prefix of the base model, or have the prefix although the module has none.
+        Some files leave out the prefix of the base model, or have the prefix although the module has none. A tied
+        weight has one place, under whichever of its names it is stored.
 
         Raises:
             InvalidInput: When the module has no such tensor, or transformers converts it in a way that is not
@@ -67,7 +68,8 @@ class HfFiles:
                 "files that transformers reads for this model."
             )
         if own in self._tied:
-            return None
+            self._check_renamings(name)
+            return Place(self._tied[own])
         if pattern is None:
             self._check_renamings(name)
             return Place(own)

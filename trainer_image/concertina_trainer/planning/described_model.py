@@ -19,7 +19,6 @@ from concertina_data.opening import open_place, read_manifest
 from concertina_data.places import CacheSettings
 from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import StorageError
-from concertina_trainer.config.data_config import DocumentMode
 from concertina_trainer.config.memory_config import Activations
 from concertina_trainer.config.trainer import Precision, TrainerConfig
 from concertina_trainer.data.elements import empty_rows
@@ -93,7 +92,7 @@ def microbatch(config: TrainerConfig, rows: int, data: DataDescription | None = 
     if data is None:
         return Microbatch(tokens, weights, None)
     ids = None
-    if config.data.documents in (DocumentMode.masked, DocumentMode.packed):
+    if config.data.separates_documents:
         ids = torch.zeros(rows, length, dtype=torch.int32)
     fields = {name: torch.from_numpy(values) for name, values in empty_rows(data.fields, rows, length + 1).items()}
     return Microbatch(tokens, weights, ids, tuple(range(rows)), fields)

@@ -88,6 +88,11 @@ def fake_tensors(own: OwnSpec | None = None) -> Iterator[FakeTensorMode]:
         stack.enter_context(mock.patch.object(PipelineStage, "_output_slot_is_releasable", _released))
         stack.enter_context(mock.patch.object(OwnModel, "fill_buffers"))
         stack.enter_context(mock.patch.object(OwnModel, "prove", _unproved))
+        if own is not None and own.config.model.hf and not own.config.data.separates_documents:
+            # transformers reads positions to see that sequences need no mask, which it does not do with fake tensors.
+            from transformers import masking_utils
+
+            stack.enter_context(mock.patch.object(masking_utils, "find_packed_sequence_indices", return_value=None))
         yield stack.enter_context(FakeTensorMode(allow_non_fake_inputs=own is not None))
 
 

@@ -387,6 +387,7 @@ def _files(uri: str, model: ModelConfig, state: TrainState, world: DistContext) 
         weights, unchecked = final(lambda: files.of_module(model.options or {}, place))
     else:
         weights, unchecked = final(lambda: files.of(model))
+    final(lambda: files.check_copies(world.rank, world.size))
     if unchecked and world.rank == 0:
         print(unchecked, flush=True)
     return weights

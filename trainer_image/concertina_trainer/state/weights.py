@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from concertina_protocol import SnapshotId
 from concertina_protocol.codec.typed_json import MOST
@@ -37,11 +38,23 @@ from concertina_trainer.format.hf_families import ENDS, FAMILIES, Family
 T = TypeVar("T")
 ENDING = ".safetensors"
 WHOLE, INDEX = f"model{ENDING}", f"model{ENDING}.index.json"
+COMPARED_BYTES = 1 << 24
+"""Bytes of two tensors to compare at a time."""
 UNSEEN = ("heads", "normEpsilon", "ropeTheta", "ropeScaling")
 """Fields of the model that can't be inferred from the names and shapes of tensors."""
 PASSED_OVER = ("rotary_emb.inv_freq",)
 """Suffixes of names of tensors in files that are not weights, and so are ignored."""
 _NOBODY = ShardMetadata(SnapshotId(0, 0, "", 1), 0, 0, "", "")
+
+
+class _Part(NamedTuple):
+    """Tensor of a file, and the part of a weight that it has."""
+
+    key: str
+    """Name of the file."""
+    name: str
+    """Name of the tensor in the file."""
+    stored: StoredChunk
 
 
 class FileWeights:
@@ -80,6 +93,10 @@ class SafetensorsFiles:
 
         Some programs store the same weights twice. config.json then says that they are tied.
         """
+        self._parts: dict[tuple[str, tuple[int, ...]], _Part] = {}
+        """First tensor of the files for each part of a weight, by the weight's name and the part's offsets."""
+        self._copies: list[tuple[_Part, _Part]] = []
+        """Tensors of the files for the same part of a weight: the first one and a further one."""
         self._left_out = range(0)
         """Numbers of the layers that the files may contain and the model does not have."""
         if uri.endswith(ENDING):
@@ -163,18 +180,72 @@ class SafetensorsFiles:
                 for name, entry, header_size, where in self._entries(key):
                     own = place(name)
                     if own is not None:
-                        yield StoredChunk(_placed(own, name, entry, where), header_size + data_begin(entry))
+                        stored = StoredChunk(_placed(own, name, entry, where), header_size + data_begin(entry))
+                        if self._is_first(key, name, stored):
+                            yield stored
 
         weights = [
             FileWeights(self._folder, key, named)
             for key in self._keys
             for named in with_distinct_names((stored.chunk.name, stored) for stored in chunks(key))
         ]
+        self._check_overlaps()
         remark = (
             f"{self._folder.uri}/{hf_config.NAME} is missing, so only the names and shapes of the weights were "
             "checked. Make sure that they belong to the model of trainer.model.hf."
         )
         return weights, remark if text is None else ""
+
+    def check_copies(self, rank: int, size: int) -> None:
+        """Check that tensors that a model uses as one weight are equal, such as an output layer and the embeddings.
+
+        transformers does not tie weights that differ, whatever config.json says. Rank `rank` of `size` compares its
+        share of the bytes.
+
+        Raises:
+            InvalidInput: When the tensors differ.
+            StorageError: When a file can't be read.
+        """
+        for first, other in self._copies:
+            length = first.stored.chunk.size
+            equal = (first.stored.chunk.dtype, length) == (other.stored.chunk.dtype, other.stored.chunk.size)
+            begin, end = length * rank // size, length * (rank + 1) // size
+            for at in range(begin, end if equal else begin, COMPARED_BYTES):
+                pieces = [
+                    bytes(self._folder.get_ranges(key, [(start + at, start + min(end, at + COMPARED_BYTES))])[0])
+                    for key, start in ((part.key, part.stored.begin) for part in (first, other))
+                ]
+                equal = equal and pieces[0] == pieces[1]
+            if not equal:
+                raise InvalidInput(
+                    f"{self.uri} has different values in {first.name:.100} and {other.name:.100}, and the model has "
+                    f"one weight for both: remove one of them, or set tie_word_embeddings in {hf_config.NAME} to false "
+                    "if they are the embeddings and the output layer."
+                )
+
+    def _is_first(self, key: str, name: str, stored: StoredChunk) -> bool:
+        """Note a tensor of a file, and return whether it is the first one for its part of a weight."""
+        part = _Part(key, name, stored)
+        first = self._parts.setdefault((stored.chunk.name, stored.chunk.offsets), part)
+        if first is not part:
+            self._copies.append((first, part))
+        return first is part
+
+    def _check_overlaps(self) -> None:
+        """Check that no two parts of a weight have elements in common.
+
+        Raises:
+            InvalidInput: When they have, because the tensors could have different values there.
+        """
+        sizes: collections.Counter[str] = collections.Counter()
+        for part in self._parts.values():
+            chunk = part.stored.chunk
+            sizes[chunk.name] += math.prod(chunk.shape)
+            if sizes[chunk.name] > math.prod(chunk.global_shape):
+                raise InvalidInput(
+                    f"{self.uri} has a part of {chunk.name.removeprefix(hf_names.MODEL)} twice: {part.name:.100} is "
+                    "also in another tensor. Remove one of them."
+                )
 
     def _read(self, key: str, model: ModelConfig, family: Family) -> Iterator[FileWeights]:
         """Yield readers of the file `key`, each with at most one part of each tensor.
@@ -191,8 +262,13 @@ class SafetensorsFiles:
             for name, entry, header_size, where in self._entries(key):
                 is_tied_head = model.tie_embeddings and name == ENDS["head.weight"]
                 self._has_tied_head |= is_tied_head
-                if not (name.endswith(PASSED_OVER) or is_tied_head or hf_names.layer_of(name) in self._left_out):
-                    yield from _chunks_of(name, entry, header_size, where, model, family)
+                if name.endswith(PASSED_OVER) or hf_names.layer_of(name) in self._left_out:
+                    continue
+                # The output layer of a tied model is a copy of its embeddings.
+                published = ENDS["embedding.weight"] if is_tied_head else name
+                for stored in _chunks_of(published, entry, header_size, where, model, family):
+                    if self._is_first(key, name, stored):
+                        yield stored
 
     def _entries(self, key: str) -> Iterator[tuple[str, dict[str, Any], int, str]]:
         """Yield the name and the entry of each tensor of a file, the size of the header, and the file's URI."""

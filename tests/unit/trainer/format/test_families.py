@@ -185,6 +185,31 @@ def exported(decoder, config, folder, monkeypatch):
     return AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=torch.float32)
 
 
+@pytest.mark.parametrize("name", ["qwen2", "qwen3_moe"])
+def test_each_rank_reads_only_the_bytes_that_it_keeps(tmp_path, monkeypatch, name):
+    """But rows of which it keeps some columns are read whole: those of matrices that tensor groups divide by inputs."""
+    families.made(name).save_pretrained(tmp_path)
+    config, counted, read = config_of(tmp_path), [], ObjectPrefix.get_ranges
+
+    def get_ranges(prefix, key, ranges):
+        counted.extend(end - begin for begin, end in ranges)
+        return read(prefix, key, ranges)
+
+    monkeypatch.setattr(ObjectPrefix, "get_ranges", get_ranges)
+    header = 8 + int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little")
+    for world, parallelism in ((4, {}), (4, {"tensor": 2})):
+        for saved in loaded(config, tmp_path, world, parallelism):
+            kept = rows = 0
+            for chunk, tensor in saved.items():
+                if chunk.name.startswith("model."):
+                    kept += tensor.nbytes
+                    divided = len(chunk.shape) > 1 and chunk.shape[-1] < chunk.global_shape[-1]
+                    rows += tensor.nbytes * (chunk.global_shape[-1] // chunk.shape[-1] if divided else 1)
+            assert (rows == kept) == (not parallelism)
+            assert sum(counted) - header == rows
+            counted.clear()
+
+
 def test_the_head_of_a_tied_model_is_passed_over(tmp_path):
     families.made("qwen2, tied").save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
@@ -192,6 +217,11 @@ def test_the_head_of_a_tied_model_is_passed_over(tmp_path):
     save_file({**weights, "lm_head.weight": weights["model.embed_tokens.weight"].clone()}, file)
     config = config_of(tmp_path)
     decoder_of(config, tmp_path)
+    save_file({**weights, "lm_head.weight": weights["model.embed_tokens.weight"] + 1}, file)
+    files = SafetensorsFiles(tmp_path.as_uri())
+    files.of(config.model)
+    with pytest.raises(InvalidInput, match=r"different values in lm_head\.weight and model\.embed_tokens\.weight"):
+        files.check_copies(0, 1)
     (tmp_path / "config.json").unlink()
     with pytest.raises(InvalidInput, match=r"has lm_head\.weight, and this model uses its embeddings"):
         SafetensorsFiles(tmp_path.as_uri()).of(config.model)

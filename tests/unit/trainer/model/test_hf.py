@@ -91,7 +91,7 @@ class Largest(TorchDispatchMode):
 
 VOCABULARY = 1000
 """So many tokens that nothing else in a model is as large as all logits."""
-PLAIN = ("gpt2", "olmo2", "qwen3_moe")
+PLAIN = ("gpt2", "olmo2", "qwen3_moe", "olmoe")
 """Models whose last operation is the product with the output layer's weight."""
 
 

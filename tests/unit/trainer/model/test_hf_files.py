@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, conversion_mapping
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import Concatenate, MergeModulelist, Transpose, WeightConverter
@@ -13,6 +13,9 @@ from concertina_trainer.format.hf_names import Place
 from concertina_trainer.model import hf
 from concertina_trainer.model.hf_files import HfFiles
 from concertina_trainer.model.spec import DataShape
+from concertina_trainer.state import weights
+from concertina_trainer.state.described_model import read_options
+from concertina_trainer.state.weights import SafetensorsFiles
 
 MODELS = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 128},
@@ -64,9 +67,64 @@ def test_names_may_have_the_prefix_of_the_base_model():
     ours = files("gpt2")
     place = Place("transformer.h.0.ln_1.weight")
     assert ours.place("transformer.h.0.ln_1.weight") == ours.place("h.0.ln_1.weight") == place
-    assert ours.place("lm_head.weight") is None
+    assert ours.place("lm_head.weight") == ours.place("wte.weight") == Place("transformer.wte.weight"), "tied"
     with pytest.raises(InvalidInput, match=r"the tensor h\.0\.gate is not a weight of GPT2LMHeadModel"):
         ours.place("h.0.gate")
+
+
+def saved(kind, folder):
+    """Save a random model, and return its tensors and a function that reads the files after changes."""
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **MODELS[kind])).save_pretrained(folder)
+
+    def read(tensors):
+        save_file(tensors, folder / "model.safetensors")
+        found = SafetensorsFiles(folder.as_uri())
+        read_files, _ = found.of_module(read_options(folder.as_uri()), files(kind).place)
+        for rank in range(3):
+            found.check_copies(rank, 3)
+        return [stored.chunk for file in read_files for stored in file.header.chunks.values()]
+
+    return load_file(folder / "model.safetensors"), read
+
+
+def test_tied_weights_are_read_once_and_refused_if_they_differ(tmp_path, monkeypatch):
+    """transformers does not tie an output layer that differs from the embeddings."""
+    monkeypatch.setattr(weights, "COMPARED_BYTES", 100)
+    tensors, read = saved("gpt2", tmp_path)
+    embeddings = tensors["transformer.wte.weight"]
+    expected = {chunk.name: chunk.global_shape for chunk in read(tensors)}
+    both = read({**tensors, "lm_head.weight": embeddings.clone()})
+    renamed = read({**tensors, "wte.weight": embeddings.clone()})
+    del tensors["transformer.wte.weight"]
+    only = read({**tensors, "lm_head.weight": embeddings.clone()})
+    for chunks in (both, renamed, only):
+        assert sorted((chunk.name, chunk.global_shape) for chunk in chunks) == sorted(expected.items())
+    for row in (0, 64, 127):
+        other = embeddings.clone()
+        other[row, 5] += 1
+        with pytest.raises(InvalidInput, match=r"different values in lm_head\.weight and transformer\.wte\.weight"):
+            read({**tensors, "transformer.wte.weight": embeddings, "lm_head.weight": other})
+    with pytest.raises(InvalidInput, match="different values in"):
+        read({**tensors, "transformer.wte.weight": embeddings, "lm_head.weight": embeddings.half()})
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("model.layers.0.mlp.experts.gate_up_proj", "has a part of .*gate_up_proj twice"),
+        ("model.layers.0.mlp.experts.01.up_proj.weight", r"different values in .*\.1\.up_proj\.weight"),
+        ("layers.0.mlp.experts.1.up_proj.weight", r"different values in .*\.1\.up_proj\.weight"),
+    ],
+)
+def test_a_part_of_a_weight_in_two_tensors_is_refused(tmp_path, name, says):
+    tensors, read = saved("olmoe", tmp_path)
+    read(tensors)
+    shape = (4, 96, 32) if name.endswith("gate_up_proj") else (48, 32)
+    if name.endswith("gate_up_proj"):
+        del tensors["model.layers.0.mlp.experts.0.gate_proj.weight"]
+    with pytest.raises(InvalidInput, match=says):
+        read({**tensors, name: torch.ones(shape)})
 
 
 def test_experts_that_are_merged_in_a_file_are_read_too():
