@@ -116,7 +116,7 @@ DIVIDED = {
     "merged feed-forward": ("glm4", {**HEADS, "head_dim": 16, "attention_bias": True}),
     "two layers in the feed-forward": ("starcoder2", {**HEADS, "use_bias": True}),
 }
-ROUNDED = {"scaled embedding"}
+PARTLY_FLOAT32 = {"scaled embedding"}
 """Models that transformers computes in float32 in part."""
 
 
@@ -159,7 +159,7 @@ def test_a_tensor_group_computes_the_gradients_of_one_process(of_group):
         assert divided_loss == pytest.approx(loss, rel=1e-12, abs=0), name
         assert gradients.keys() == expected.keys()
         for parameter, gradient in expected.items():
-            close = (1e-6 if name in ROUNDED else 1e-12) * gradient.abs().max().item() + 1e-14
+            close = (1e-6 if name in PARTLY_FLOAT32 else 1e-12) * gradient.abs().max().item() + 1e-14
             torch.testing.assert_close(
                 gradients[parameter], gradient, rtol=0, atol=close,
                 msg=lambda said, at=(name, parameter): f"{at}: {said}",
