@@ -221,6 +221,29 @@ def test_muon_updates_layers_and_their_experts_in_every_world(folder, parent, tr
     assert all(".layers." in name and "norm" not in name and "bias" not in name for name in moments)
 
 
+@pytest.mark.long(law="tests/train/trainer/test_pairs.py::test_muon_goes_on_in_another_layout")
+@pytest.mark.parametrize(("kind", "world"), [("qwen3", "tensor"), ("phi3", "copies x tensor")])
+def test_muon_orthogonalizes_whole_matrices_of_a_tensor_group(folder, parent, trainer, tmp_path, kind, world):
+    """Phi 3 has one weight for queries, keys and values, which is one matrix."""
+    made(kind, tmp_path / "model")
+    changed = {**config_of(trainer, kind, tmp_path / "model"), "steps": 3}
+    changed["optimizer"] = {**trainer["optimizer"], "name": "Muon"}
+    trained = []
+    for size, parallelism in (WORLDS["1"], WORLDS[world]):
+        stored = {"uri": f"file://{tmp_path}/{size}", "initFrom": str(tmp_path / "model")}
+        job = node.Job(folder / str(size), parent, changed, stored)
+        job.environment["CONCERTINA_PARALLELISM"] = json.dumps(parallelism)
+        outcome = job.run(size)
+        assert set(outcome.codes.values()) == {0}, outcome.output
+        trained.append(states.of_checkpoint(outcome.durable[-1].uri))
+    alone, divided = trained
+    assert "optimizer.momentum_buffer.model.layers.0.self_attn.o_proj.weight" in alone
+    assert divided.keys() == alone.keys()
+    for name, value in alone.items():
+        close = REASSOCIATION * value.abs().max().item()
+        torch.testing.assert_close(divided[name], value, rtol=0, atol=close, msg=lambda said, of=name: f"{of}: {said}")
+
+
 @pytest.mark.long(law=LAW)
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_oss"])
 def test_in_float16_losses_differ_by_its_rounding(folder, parent, trainer, tmp_path, kind):

@@ -106,14 +106,17 @@ def recomputed_flops(config: ModelConfig, activations: Activations, full_attenti
 
 
 def _last_product(config: ModelConfig, layer: int) -> int:
-    """Return the number of weights of a block's last matrix, or 0 if a norm or a router's weight uses its result."""
+    """Return the number of weights of a block's last matrix, or 0 if its result is normalized or multiplied by a factor.
+
+    Factors are the scores of a token's experts and the gate of shared experts.
+    """
     routed = config.experts is not None and config.routed(layer)
-    shared = config.experts.shared if config.experts is not None else 0
-    if config.post_norms or (routed and not shared):
+    plain_shared = config.experts is not None and config.experts.shared > 0 and not config.experts.shared_gate
+    if config.post_norms or (routed and not plain_shared):
         return 0
     if config.lora is not None and Projection.down in config.lora.targets:
         return config.lora.rank * config.dim
-    return (shared * config.expert_dim if routed else config.resolved_hidden_dim) * config.dim
+    return (config.shared_width if routed else config.resolved_hidden_dim) * config.dim
 
 
 def _keys(config: ModelConfig, full_attention: bool) -> list[float]:

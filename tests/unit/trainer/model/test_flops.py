@@ -25,6 +25,7 @@ MODELS = {
     "experts beside dense layers": {
         "experts": {"count": 4, "shared": 1, "sharedGate": True, "firstDense": 1, "biasRate": 0.1}
     },
+    "a shared expert": {"experts": {"count": 4, "shared": 1}},
     "gpt-oss": {
         "kvHeads": 2,
         "qkvBias": True,
@@ -35,6 +36,10 @@ MODELS = {
     "adapters of experts": {"experts": {"count": 8, "activePerToken": 2, "hiddenDim": 32}, "lora": LORA},
     "adapters of a shared expert": {
         "experts": {"count": 4, "shared": 1, "firstDense": 1},
+        "lora": {**LORA, "targets": ["Value", "Down"]},
+    },
+    "adapters of a shared expert with a gate": {
+        "experts": {"count": 4, "shared": 1, "sharedGate": True},
         "lora": {**LORA, "targets": ["Value", "Down"]},
     },
     "adapters, untied": {"lora": LORA, "tieEmbeddings": False},
