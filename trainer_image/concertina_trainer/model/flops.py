@@ -106,7 +106,7 @@ def recomputed_flops(config: ModelConfig, activations: Activations, full_attenti
 
 
 def _last_product(config: ModelConfig, layer: int) -> int:
-    """Return the number of weights of a block's last matrix, or 0 if its result is normalized or multiplied by a factor.
+    """Return the number of weights of a block's last matrix, or 0 if a norm or a factor changes its result.
 
     Factors are the scores of a token's experts and the gate of shared experts.
     """
