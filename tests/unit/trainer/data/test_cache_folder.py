@@ -1,5 +1,6 @@
 """Cache of data, with a folder for each user of the machine."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -108,6 +109,23 @@ def test_the_wait_for_a_thread_is_not_time_without_an_answer(stored, monkeypatch
     asking.join()
     assert all(wait.result() for wait in waits)
     assert errors[0].requested_at >= free
+
+
+def test_a_disk_that_is_full_in_the_middle_leaves_nothing_behind(stored, monkeypatch):
+    data, write = stored(), os.pwrite
+
+    def full(descriptor, content, begin):
+        if begin:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, content, begin)
+
+    monkeypatch.setattr(fetch, "PIECE", 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(StorageError, match=r"can't take a shard of 7 bytes \(No space left on device\)"):
+            data.open(FILE)
+    assert not [*data._folder.glob("*.data"), *data._folder.glob("*.draft")]
+    assert data.open(FILE)[:] == CONTENT
 
 
 FORKED = """
