@@ -33,8 +33,9 @@ from typing import IO, TypeVar
 from concertina_data.fetch import Put, fetch, requesters
 from concertina_data.files import Content, ManifestFile, map_of, mapped
 from concertina_data.places import CacheSettings, OnWait
+from concertina_data.threads import one_per_process
 from concertina_state.errors import InvalidInput
-from concertina_state.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError, StoreRefused
+from concertina_state.objects.prefix import IMPATIENCE, ObjectPart, ObjectPrefix, StorageError, StoreRefused
 from concertina_state.objects.retry import GRACE
 from concertina_state.objects.stores import REQUEST
 
@@ -43,6 +44,11 @@ _LONG = 10.0
 """Seconds after which `waiting_for` reports a file that has not arrived, or that another worker is still fetching."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05
 T = TypeVar("T")
+_room_lock = one_per_process(lambda folder: threading.Lock())
+"""Function that returns the lock in memory of a cache folder, given the folder's real path.
+
+Threads of a process wait for it, because waiting for the lock of a file means to poll it.
+"""
 
 
 class _Unanswered(Exception):
@@ -77,9 +83,10 @@ class Stored:
         self._opening: dict[int, tuple[float, ManifestFile]] = {}
         """Files that are being opened, by thread: the time at which the call began, in monotonic seconds, and the
         file."""
-        self._requesters, self._room = requesters(), threading.Lock()
+        self._requesters = requesters()
         with self._usable():
             self._folder.mkdir(parents=True, exist_ok=True)
+            self._room = _room_lock(self._folder.resolve())
         try:
             self._source = ObjectPrefix(uri, IMPATIENCE)
         except StoreRefused as error:
@@ -158,7 +165,10 @@ class Stored:
             with self._usable():
                 lock = stack.enter_context(path.open("w"))
                 locked = _try_lock(lock, REQUEST.total_seconds())
-            yield locked
+            try:
+                yield locked
+            finally:  # a process that was forked meanwhile would keep the lock of a file that is only closed
+                fcntl.flock(lock, fcntl.LOCK_UN)
 
     @contextlib.contextmanager
     def _making_room(self) -> Iterator[bool]:
@@ -221,7 +231,7 @@ class Stored:
         """
         fetched = None
         for wait in (*GRACE, 0.0):
-            fetched = self._ask(lambda: fetch(self._source, file.file, file.size, put, self._requesters))
+            fetched = fetch(functools.partial(self._part, file.file), file.size, put, self._requesters)
             if fetched is None:
                 time.sleep(wait)
             elif fetched.crc32 is not None:  # the written bytes are verified again only if the manifest has no crc32
@@ -229,6 +239,14 @@ class Stored:
                 if fetched.crc32 == file.crc32 if file.crc32 is not None else file.matches(written):
                     return written
         raise file.missing(self.uri) if fetched is None else file.damaged(self.uri, fetched.size)
+
+    def _part(self, key: str, span: tuple[int, int]) -> ObjectPart | None:
+        """Return the bytes [begin, end) of an object, or None if it does not exist. The request is sent now.
+
+        Raises:
+            _Unanswered: When the store does not answer.
+        """
+        return self._ask(lambda: self._source.get_part(key, span))
 
     def get(self, name: str, on_wait: OnWait = lambda reason, seconds: None) -> bytes | None:
         """Return the contents of a small file, or None if the file does not exist. Failed requests are repeated.
@@ -273,7 +291,7 @@ class Stored:
                     error, first_request_at = (
                         unanswered.error,
                         min(first_request_at, unanswered.requested_at),
-                    )  # the wait for a lock does not count
+                    )  # the wait for a lock or for a thread does not count
                     final = isinstance(error, StoreRefused) and not self._has_answered
                     wait = next(grace, None) if final else seconds
                     if wait is None:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
-import os
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Optional
 
-from concertina_data.threads import Threads
+from concertina_data.threads import Threads, one_per_process
 from concertina_protocol.checksums import followed_by
-from concertina_state.objects.prefix import ObjectPrefix
+from concertina_state.objects.prefix import ObjectPart
 
 PIECE = 8 << 20
 """Size in bytes of the pieces. A piece is in memory until it is written."""
 MOST_REQUESTS = 8
 """Maximum number of pieces that a process requests at the same time, for all of its data sets together."""
+GetPart = Callable[[tuple[int, int]], Optional[ObjectPart]]
+"""Function that requests the bytes [begin, end) of an object. Threads call it at the same time."""
 Put = Callable[[int, memoryview], None]
 """Function that writes bytes at an offset. Threads call it at the same time, for different pieces."""
 
@@ -45,26 +46,22 @@ class _Piece:
 
 def requesters() -> Threads:
     """Return the threads that send the requests of this process."""
-    return _requesters(os.getpid())
+    return _requesters(MOST_REQUESTS)
 
 
-@functools.cache
-def _requesters(process: int) -> Threads:
-    """Return new threads for each process, because a forked process has none of its parent's threads."""
-    return Threads(MOST_REQUESTS)
+_requesters = one_per_process(Threads)
 
 
-def fetch(source: ObjectPrefix, key: str, size: int, put: Put, threads: Threads) -> Optional[Fetched]:
+def fetch(get_part: GetPart, size: int, put: Put, threads: Threads) -> Optional[Fetched]:
     """Write an object that should have `size` bytes, with `put`. Return None if the object does not exist.
 
     Each thread computes the checksum of a piece and writes the piece as soon as it has arrived. No thread writes after
     this function has returned or raised an error.
 
     Raises:
-        StorageError: When a request fails.
-        OSError: When `put` raises it.
+        Exception: When `get_part` or `put` raises it.
     """
-    work = functools.partial(_fetch_piece, source, key, size, put)
+    work = functools.partial(_fetch_piece, get_part, size, put)
     futures = [threads.submit(functools.partial(work, begin)) for begin in range(0, max(1, size), PIECE)]
     try:
         pieces = [future.result() for future in futures]
@@ -81,10 +78,13 @@ def fetch(source: ObjectPrefix, key: str, size: int, put: Put, threads: Threads)
     return Fetched(size, crc)
 
 
-def _fetch_piece(source: ObjectPrefix, key: str, size: int, put: Put, begin: int) -> Optional[_Piece]:
-    """Write the piece that begins at `begin`. Return None if the object does not exist."""
+def _fetch_piece(get_part: GetPart, size: int, put: Put, begin: int) -> Optional[_Piece]:
+    """Write the piece that begins at `begin`. Return None if the object does not exist.
+
+    No more bytes are requested than the object should have, because another object can be larger than the memory.
+    """
     end = min(size, begin + PIECE)
-    part = source.get_part(key, (begin, end) if size > PIECE else None)
+    part = get_part((begin, max(end, begin + 1)))
     if part is None:
         return None
     if part.object_size != size or len(part.data) != end - begin:

@@ -83,10 +83,14 @@ class OpenShards(Generic[T]):
         """Return the shard number `index`, after waiting until it is open.
 
         If opening the shard fails, this method raises the error, and the next call tries again.
+
+        Raises:
+            InvalidInput: When this process was forked after the shards had been opened.
         """
         if index in self._ready:
             self._open.move_to_end(index)
             return self._ready[index]
+        self._threads.check()  # a forked process may have unfinished futures of its parent
         future = self._opening(index)
         if future.done() and future.exception() is not None:  # it failed before it was needed, perhaps long ago
             self._drop(index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import queue
 import threading
 import time
@@ -12,12 +13,35 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Optional, TypeVar
 
+from concertina_state.errors import InvalidInput
+
 LAST_SECONDS = 5.0
 """Seconds that the interpreter waits at its end for fetches in progress.
 
 If a fetch ended later, its thread would abort the process.
 """
+K = TypeVar("K")
 T = TypeVar("T")
+_making = threading.Lock()
+"""Lock of `one_per_process`. No other thread holds it during a fork, since the forked process could never take it."""
+os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_making.release)
+
+
+def one_per_process(make: Callable[[K], T]) -> Callable[[K], T]:
+    """Decorate `make` so that a process has one result for a key, which all of its threads share.
+
+    A forked process makes its own one, because it has none of its parent's threads, and they may hold locks.
+    """
+    made: dict[tuple[int, K], T] = {}
+
+    def one(key: K) -> T:
+        with _making:
+            process = os.getpid(), key
+            if process not in made:
+                made[process] = make(key)
+            return made[process]
+
+    return one
 
 
 class Threads:
@@ -27,6 +51,7 @@ class Threads:
     """
 
     def __init__(self, count: int) -> None:
+        self._process = os.getpid()
         self._waiting: queue.SimpleQueue[Optional[Callable[[], None]]] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._threads = [
@@ -37,7 +62,25 @@ class Threads:
             thread.start()
         _live.add(self)
 
+    def check(self) -> None:
+        """Check that the threads belong to this process.
+
+        Raises:
+            InvalidInput: When this process was forked, so that it would wait for the threads for ever.
+        """
+        if self._process != os.getpid():
+            raise InvalidInput(
+                "these data were opened before this process was forked, and their threads are in the other process: "
+                "open the data in the process that reads them."
+            )
+
     def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Do the work in a thread, and return its future result.
+
+        Raises:
+            InvalidInput: When this process was forked after the threads had been started.
+        """
+        self.check()
         future: Future[T] = Future()
         self._waiting.put(functools.partial(_settle, future, work, self._ended))
         if self._ended.is_set():

@@ -25,6 +25,7 @@ from obstore.exceptions import (
 )
 from obstore.store import LocalStore
 
+from concertina_state.errors import InvalidInput
 from concertina_state.objects import messages
 from concertina_state.objects.file_writer import MOST_WAITING, FileWriter, drafts, drop
 from concertina_state.objects.stores import KINDS, CloudStore, open_store
@@ -50,6 +51,8 @@ MOST_VIEWS = 1024
 AGAIN = 0.2
 """Seconds before the first repetition of a request whose answer was cut off."""
 T = TypeVar("T")
+_client_process = 0
+"""Id of the process whose threads send the requests, or 0 if no request has been sent."""
 
 
 class StorageError(Exception):
@@ -152,20 +155,27 @@ class ObjectPrefix:
         with concurrent.futures.ThreadPoolExecutor(CONCURRENCY) as pool:
             return list(pool.map(self.get, keys))
 
-    def get_part(self, key: str, span: tuple[int, int] | None) -> ObjectPart | None:
-        """Return the bytes [begin, end) of an object, or the whole object if `span` is None.
+    def get_part(self, key: str, span: tuple[int, int]) -> ObjectPart | None:
+        """Return the bytes [begin, end) of an object.
 
         The result is None if the object does not exist. The part is shorter if the object ends before `end`.
         """
         try:
             with self._as_messages(f"read {key}"):
-                result = obstore.get(self._store, key, options={} if span is None else {"range": span})
+                result = obstore.get(self._store, key, options={"range": span})
                 return ObjectPart(memoryview(result.bytes()), result.meta["size"])
         except FileNotFoundError:
             return None
         except Missing:  # the object ends before `begin`, or is empty
-            content = self.get(key)
-            return None if content is None else ObjectPart(memoryview(b""), len(content))
+            return self._empty_part(key)
+
+    def _empty_part(self, key: str) -> ObjectPart | None:
+        """Return no bytes and the size of an object, which may be much larger than the memory of this machine."""
+        try:
+            with self._as_messages(f"read {key}"):
+                return ObjectPart(memoryview(b""), obstore.head(self._store, key)["size"])
+        except FileNotFoundError:
+            return None
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Return the bytes of each range [begin, end)."""
@@ -357,6 +367,8 @@ class ObjectPrefix:
 
     @contextlib.contextmanager
     def _as_messages(self, doing: str, missing_is_error: bool = False) -> Iterator[None]:
+        if doing != messages.OPEN:
+            _check_not_forked()
         try:
             yield
         except (BaseError, OSError, ValueError) as error:
@@ -370,6 +382,21 @@ class ObjectPrefix:
         if self._kind is None:
             return messages.of_files(self.uri, doing, error)
         return messages.of_cloud(self.uri, self._kind, self._holder, doing, error)
+
+
+def _check_not_forked() -> None:
+    """Check that the threads that send requests are alive. A forked process does not have its parent's threads.
+
+    Raises:
+        InvalidInput: When a parent process has sent requests. A request of this process would wait for ever.
+    """
+    global _client_process
+    _client_process = _client_process or os.getpid()
+    if _client_process != os.getpid():
+        raise InvalidInput(
+            "this process can't use storage, because it was forked from a process that has used storage: start it by "
+            "spawn, such as multiprocessing_context='spawn' of a DataLoader, or do not use storage before the fork."
+        )
 
 
 def window(views: Iterable[memoryview], begin: int, end: int) -> Iterator[memoryview]:
