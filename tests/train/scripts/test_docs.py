@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from builders.programs import SEARCH_PATH
-from builders.train import forked
 from concertina.api.parse import parse_spec
 from concertina_trainer.data.build.build import build
 
@@ -46,8 +45,7 @@ def run(folder: Path, script: Path, *arguments: str) -> str:
         for i, text in enumerate(WHOLE)
     ],
 )
-def test_a_script_runs_and_goes_on_where_it_ended(text, tmp_path, parents):
-    """Fork the first run from a process that has imported torch. Only the second one needs torchrun."""
+def test_a_script_runs_and_goes_on_where_it_ended(text, tmp_path):
     path = tmp_path / "script.py"
     if TOKENS in text:
         list(build([ROOT / "docs" / name for name in NAMES], str(tmp_path / "tokens")))
@@ -59,12 +57,7 @@ def test_a_script_runs_and_goes_on_where_it_ended(text, tmp_path, parents):
             r"^( +)loss\.backward", r"\1print(f'step {step}.', flush=True)\n\1loss.backward", told, flags=re.M
         )
         path.write_text(told)
-        if trained:
-            out = run(tmp_path, path)
-        else:
-            done = forked.run(parents["loops.preload"], tmp_path, 2, path)
-            assert done.returncode == 0, done.stderr
-            out = done.stdout
+        out = run(tmp_path, path)
         assert all(f"rank {rank} is through" in out for rank in (0, 1))
         trained.append(set(map(int, re.findall(r"step (\d+)\.", out))))
     assert trained == [set(range(20)), set(range(20, 30))]
