@@ -149,6 +149,7 @@ def test_a_node_that_is_not_there(cluster: LocalCluster, name: str) -> None:
         cluster.kill_node(name)
 
 
+@pytest.mark.long(law="tests/cluster/operator/recovery/test_faults.py::test_an_api_server_that_is_restarted")
 def test_pods_outlive_the_api_server(pods: Pods) -> None:
     pods.create("a", SLEEP)
     pods.wait("a", lambda pod: condition(pod, "Ready") == "True")

@@ -15,7 +15,7 @@ from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import microbatches
 from concertina_trainer.data.read.sequence_reader import Reader
 
-LENGTH, BATCH, SHARDS = 24, 64, 240
+LENGTH, BATCH, SHARDS = 24, 64, 120
 MOST = 1.5
 """Bound of the bytes that the store sends to one node, as a multiple of the node's part of the data."""
 LAW = "tests/train/data/test_store_reads.py::test_nodes_together_read_the_data_about_once[Joined]"
@@ -67,7 +67,7 @@ def read(s3, stored, tmp_path, monkeypatch):
 @pytest.mark.parametrize(("documents", "counts"), [pytest.param("Joined", [1, 4], id="Joined"), MANY, PACKED])
 def test_nodes_together_read_the_data_about_once(read, documents, counts):
     """Shards that two groups share, and those that are opened in advance for the next epoch, are read once more."""
-    found = {nodes: read(nodes, documents, groups=16) for nodes in counts}
+    found = {nodes: read(nodes, documents, groups=max(8, *counts)) for nodes in counts}
     shares = {nodes: shares for nodes, (shares, _) in found.items()}
     assert all(1 <= sum(each) < 1.3 for each in shares.values()), shares
     assert all(max(each) < MOST / nodes for nodes, each in shares.items()), shares

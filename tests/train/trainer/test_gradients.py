@@ -106,7 +106,7 @@ LAYOUTS = {
 LAW = "tests/train/trainer/test_gradients.py::test_every_layout_has_the_same_gradients[tensor-untied]"
 MORE = (
     "zero-bubble pipeline x copies", "async tensor", "context x async tensor", "fsdp x async tensor",
-    "pipeline x tensor", "pipeline x context", "hsdp", "context", "pipeline", "pipeline x async tensor",
+    "pipeline x tensor", "pipeline x context", "hsdp", "tensor", "context", "pipeline", "pipeline x async tensor",
 )  # fmt: skip
 
 

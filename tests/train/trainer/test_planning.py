@@ -283,14 +283,16 @@ def test_real_ranks_take_what_is_planned_of_a_model_of_transformers(parent, tmp_
     assert real["allocated"] > (1 - NEAR[False]) * total
 
 
-@pytest.mark.parametrize("layout", ["fsdp", "hsdp"])
+SENT_LAW = "test_512_ranks_send_what_is_planned_of_a_model_of_one_s_own"
+
+
 @pytest.mark.parametrize(
-    "free",
+    ("free", "layout"),
     [
-        "Always",
-        pytest.param(
-            "Never",
-            marks=pytest.mark.long(law=f"{FILE}::test_512_ranks_send_what_is_planned_of_a_model_of_one_s_own"),
+        ("Always", "hsdp"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long(law=f"{FILE}::{SENT_LAW}[Always-hsdp]"))
+            for case in [("Always", "fsdp"), ("Never", "fsdp"), ("Never", "hsdp")]
         ),
     ],
 )
