@@ -254,7 +254,9 @@ def _own_shard(session: Session, source: RestorePoint) -> tuple[ShardReader, str
 
 
 def _own_values(shard: ShardReader, rank: str, source: RestorePoint) -> Mapping[str, Any]:
-    """Return the values in a shard that belong to one rank, keyed by the object's name. `rank` is the rank's prefix.
+    """Return the values in a shard that belong to one rank, by the name of the object in the state.
+
+    `rank` is the prefix of the names of the rank's values in the shard.
 
     Raises:
         InvalidInput: The state was not saved by a `State`.

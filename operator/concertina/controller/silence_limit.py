@@ -21,10 +21,11 @@ LATE_SECONDS = 5.0
 
 
 class SilenceLimit:
-    """Limit on pods that count as dead because their agent is silent: one in 10 s per namespace, six a minute overall.
+    """Limit on the number of pods that the operator counts as dead because their agent is silent.
 
-    If pods of several namespaces wait, the namespace with the fewest such pods so far comes first, so that no namespace
-    uses up the limit of the others.
+    The limit is one pod in 10 s in each namespace, and six pods in a minute in all namespaces together. If pods of
+    several namespaces wait to be counted as dead, the namespace with the fewest pods that were counted comes first, so
+    that no namespace uses up the limit of the others.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

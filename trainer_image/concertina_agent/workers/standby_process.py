@@ -25,7 +25,7 @@ class StandbyProcess:
     """Keeps one standby process, and turns it into a worker or a store."""
 
     def __init__(self, parent: ForkParent, environment: Mapping[str, str]) -> None:
-        """Initialize without a standby process. `environment` has its variables while it waits."""
+        """Initialize without a process. A standby process has the variables in `environment` until it is used."""
         self._parent, self._environment = parent, environment
         self._waiting: Optional[_Waiting] = None
         self._taken = asyncio.Event()

@@ -164,7 +164,7 @@ class FrozenDtype(enum.StrEnum):
 
     @property
     def quantized(self) -> bool:
-        """True if the weights of layers with adapters are kept in fewer bits than any floating-point number has."""
+        """True if the frozen weights of layers with adapters are kept in 8-bit integers or 4-bit codes."""
         return self in (FrozenDtype.int8, FrozenDtype.normal_float4)
 
 
