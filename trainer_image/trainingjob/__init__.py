@@ -151,7 +151,8 @@ def data(
         batch: Sequences in a step, of all ranks together.
         seed: Seed of the order in which sequences are consumed.
         groups: Number of groups into which the shards are divided. Each batch has the same number of sequences of each
-            group, and each rank reads few groups. A multiple of the number of nodes that divides `batch` is best.
+            group, and each rank reads few groups. Use a divisor of `batch` that is a multiple of the number
+            of nodes.
         rank: Number of this rank among the ranks that share a batch. By default, this is its rank in the job.
         size: Number of ranks that share a batch. By default, all ranks of the job share it. With tensor parallelism,
             for example, fewer ranks do.

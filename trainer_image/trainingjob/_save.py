@@ -264,7 +264,7 @@ class Saver:
         return self.saving
 
     def _new_saving(self, snapshots: Snapshots) -> Saving:
-        """Return an object that saves this round's snapshots. Each snapshot contains the history of the state."""
+        """Return an object that saves this round's snapshots, each with the list of the rounds before it."""
         agent, checkpoint, world, start = (
             self._session.agent, self._session.checkpoint, self._session.world, self.start_point,
         )  # fmt: skip

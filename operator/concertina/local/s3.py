@@ -111,10 +111,10 @@ class Server:
             raise LocalClusterError(f"bucket {name} was not created: {done.stderr.strip() or done.stdout.strip()}")
 
     def _ready(self) -> bool:
-        """Return whether the server responds for all buckets.
+        """Return whether the server runs and has all buckets.
 
-        The method sends unsigned requests. The server answers them with status 403 if the bucket exists, and with 404
-        otherwise.
+        The method sends unsigned requests. If a bucket exists, the server answers with status 403. If it does not exist
+        yet, the server answers with 404.
         """
         return all(self._status(bucket) in (200, 403) for bucket in self._settings.buckets or [""])
 

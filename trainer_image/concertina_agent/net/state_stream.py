@@ -34,7 +34,7 @@ S = TypeVar("S", p.MemberState, p.Report)
 
 @dataclasses.dataclass(frozen=True)
 class Lines(Generic[S]):
-    """Functions that define the lines of a stream of states, and when they are sent."""
+    """Functions that make the message for a change of a state, and decide whether the message can wait."""
 
     only_numbers: Callable[[S, S], bool]
     """Function that returns whether two states differ only in numbers. The change can then be sent `pace` seconds

@@ -119,7 +119,7 @@ class ReadPlan:
         """Check that the shards store all requested elements. `whence` names the saved state in the error message.
 
         Raises:
-            InvalidInput: When no shard stores some of the requested elements.
+            InvalidInput: When there are requested elements that no shard stores.
         """
         for chunk, box in self.lacking:
             ends = [offset + length for offset, length in zip(box.offsets, box.shape)]

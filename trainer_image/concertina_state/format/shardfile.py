@@ -314,7 +314,7 @@ def counts(value: Any) -> tuple[int, ...]:
 
 
 def data_begin(entry: dict[str, Any]) -> int:
-    """Return the offset of a tensor's first byte after the header.
+    """Return the offset of a tensor's first byte, counted from the end of the header.
 
     The size of the tensor in the file is checked against its shape.
 

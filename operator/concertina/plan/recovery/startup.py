@@ -52,9 +52,9 @@ AGAIN = "Then set spec.suspend to true, change the template, and set spec.suspen
 
 
 def waiting(ctx: JobContext) -> Decision | None:
-    """Stall the job if the containers of all its replicas wait after an error that the kubelet tries again.
+    """Stall the job if the containers of all its replicas are in the state `Waiting` because of an error.
 
-    An example is an image that can't be pulled.
+    An example is `ImagePullBackOff`: the kubelet tries to pull the image again and again.
     """
     live = ctx.replicas.live.values()
     reasons = [WAITING.get(pod.waiting, "") for pod in live]
