@@ -27,10 +27,10 @@ class QuotaContext:
 
     @cached
     def wanted(self) -> Size:
-        """Size that the spec asks for: replicas and standby replicas."""
+        """Numbers of replicas and standby replicas that the spec requests."""
         return request.full(self.spec)
 
     @cached
     def holding(self) -> int:
-        """Count of the job's pods that use Kueue quota."""
+        """Number of the job's pods that use Kueue quota."""
         return workloads.holding(self.observed.pods)
