@@ -156,8 +156,8 @@ def _beyond_products(layout: ParallelLayout, once: float, gpu: Gpu) -> float:
     """Return the seconds of a tensor group's communication that do not overlap with matrix products.
 
     Each all-gather or reduce-scatter takes `once` seconds. Each matrix product is computed in as many pieces as the
-    group has ranks. The transfer of a piece overlaps with the computation of the previous piece, so the communication
-    before the first piece is always visible.
+    group has ranks. The computation of each piece except the
+    first overlaps with the transfer of another piece.
     """
     model, parallelism, plan = layout.trainer.model, layout.parallelism, batch(layout)
     forward_passes = 1 + (layout.trainer.memory.resolved_activations is Activations.recompute)
