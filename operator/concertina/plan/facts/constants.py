@@ -9,7 +9,7 @@ PATIENCE = 0.5
 PATIENCE_PLANNED = 2.0
 """Value of PATIENCE for a planned round, in seconds.
 
-Nothing has failed then, so the operator rather waits longer than starts without a slow candidate.
+Nothing has failed then, so a longer wait is better than a start without a slow candidate.
 """
 PATIENCE_STATE = 5.0
 """Value of PATIENCE, in seconds, while a connected member may have newer state than the other candidates.

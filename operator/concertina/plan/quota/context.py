@@ -32,5 +32,5 @@ class QuotaContext:
 
     @cached
     def holding(self) -> int:
-        """Number of the job's pods that use Kueue quota."""
+        """Count of the job's pods that use Kueue quota."""
         return workloads.holding(self.observed.pods)

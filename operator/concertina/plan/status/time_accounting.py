@@ -270,7 +270,7 @@ class Account:
 
     @cached
     def tokens_before(self) -> int | None:
-        """Number of tokens on which earlier jobs trained the model; None before the first report.
+        """Count of the tokens on which earlier jobs trained the model; None before the first report.
 
         If the job continues another job's checkpoint, this is the number of tokens in the first report.
         """
@@ -283,7 +283,7 @@ class Account:
 
     @cached
     def _tokens(self) -> int | None:
-        """Number of tokens on which this job has trained; None if unknown."""
+        """Count of the tokens on which this job has trained; None if unknown."""
         tokens = self.progress.tokens if self.progress else None
         return None if tokens is None else max(0, tokens - (self.tokens_before or 0))
 
@@ -396,7 +396,7 @@ class Account:
 
     @cached
     def _replicas(self) -> tuple[int, int]:
-        """Number of replicas on on-demand nodes, and number on spot nodes. Replicas without a node cost nothing."""
+        """Replicas on on-demand nodes and on spot nodes, as two counts. Replicas without a node cost nothing."""
         is_spot = [self.ctx.node(pod).spot for pod in self.ctx.observed.pods if pod.node and not pod.released]
         return len(is_spot) - sum(is_spot), sum(is_spot)
 
