@@ -1,6 +1,6 @@
-"""Make the manifest of a job that trains a stored checkpoint again, from the information in the checkpoint. Pure.
+"""Create the manifest of a job that trains a stored checkpoint again, from the information in the checkpoint. Pure.
 
-The result also says how exactly the new checkpoint matches the old one.
+The result also says how exactly the new job's checkpoint will match the stored one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ReproductionOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Reproduction:
-    """Manifest of a job that reproduces a checkpoint, and how exactly the result matches."""
+    """Manifest of a job that trains a checkpoint again, and how exactly the result will match."""
 
     manifest: Mapping[str, Any]
     """Manifest of a TrainingJob."""
@@ -63,7 +63,7 @@ class Reproduction:
     A result that is not identical still has the same order of data and a similar loss curve.
     """
     conditions: tuple[str, ...]
-    """Sentences with further conditions for the reproduction."""
+    """Sentences on what must be true for the reproduction to work."""
 
 
 def lineage_of(manifest: Manifest) -> Lineage:
@@ -87,10 +87,10 @@ def lineage_of(manifest: Manifest) -> Lineage:
 
 
 def without_checkpoint(manifest: Manifest) -> Beginning:
-    """Return the state from which to train if no earlier checkpoint of the job exists.
+    """Return the state from which to train if none of the earlier checkpoints of the job still exists.
 
     Raises:
-        Irreproducible: When the recorded history does not go back to the job's first step.
+        Irreproducible: When the recorded history of rounds does not go back to the job's first step.
     """
     lineage = lineage_of(manifest)
     first = lineage.rounds[0].step
@@ -111,10 +111,11 @@ def without_checkpoint(manifest: Manifest) -> Beginning:
 
 
 def reproduction(manifest: Manifest, uri: str, beginning: Beginning, options: ReproductionOptions) -> Reproduction:
-    """Return a job manifest that trains the checkpoint at `uri` again.
+    """Return the manifest of a job that trains the checkpoint at `uri` again.
 
     Raises:
-        Irreproducible: When the recorded spec is unusable, or the history does not say which ranks trained the steps.
+        Irreproducible: When the recorded spec is unusable, or the checkpoint does not record which ranks trained the
+            steps after `beginning`.
     """
     lineage, step = lineage_of(manifest), manifest.id.step
     spec: dict[str, Any] = copy.deepcopy(dict(lineage.spec))
@@ -156,10 +157,10 @@ def reproduction(manifest: Manifest, uri: str, beginning: Beginning, options: Re
 
 
 def _give_values(spec: dict[str, Any], variables: Mapping[str, str]) -> None:
-    """Set the environment variables in `variables`.
+    """Set environment variables in the spec to the values in `variables`.
 
     Raises:
-        Irreproducible: When a variable has neither a value in `variables` nor a `valueFrom`.
+        Irreproducible: When a variable of the spec has neither a value in `variables` nor a `valueFrom`.
     """
     pod = spec["template"]["spec"]
     missing: list[str] = []
@@ -197,7 +198,10 @@ def _pin(spec: dict[str, Any], images: Sequence[str]) -> str:
 
 
 def _reproduction_settings(manifest: Manifest) -> dict[str, Any]:
-    """Return the field `trainer.reproduction` for the new job: its last step, data digest and skipped samples."""
+    """Return the field `trainer.reproduction` for the new job.
+
+    The field contains the last step, the digest of the data, and the samples that the original job skipped.
+    """
     settings: dict[str, Any] = {"lastStep": manifest.id.step, "dataDigest": manifest.data}
     if manifest.skipped:
         settings["skippedSamples"] = [list(stretch) for stretch in manifest.skipped]
@@ -207,7 +211,7 @@ def _reproduction_settings(manifest: Manifest) -> dict[str, Any]:
 def _checkpoint(
     original: Mapping[str, Any], lineage: Lineage, beginning: Beginning, options: ReproductionOptions, step: int
 ) -> dict[str, Any]:
-    """Return the field `spec.checkpoint` for the new job: its own folder, and the state from which it begins.
+    """Return the field `spec.checkpoint` for the new job: the job's own folder, and the checkpoint to begin from.
 
     Raises:
         Irreproducible: When the folder of the new job is unknown or equal to that of the original job.

@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 
 
 class _Lane:
-    """Callers (keys) of one group of callers (the lane) that wait for slots.
+    """Waiting requests of the callers (keys) in one group of callers (the lane).
 
-    The first key gets up to `a_turn` slots. Then it is the turn of the next key.
+    The first key gets up to `a_turn` slots, and then the next key gets its turn.
     """
 
     def __init__(self, a_turn: int) -> None:
@@ -51,10 +51,11 @@ class FairLimiter:
 
     @asynccontextmanager
     async def turn(self, lane: Hashable, key: Hashable = None) -> AsyncIterator[bool]:
-        """Hold a slot while the block runs, and yield whether the caller had to wait for it.
+        """Hold a slot while the `async with` block runs, and yield whether the caller had to wait for the slot.
 
         Raises:
-            asyncio.CancelledError: When the caller is cancelled while it waits. An already granted slot is released.
+            asyncio.CancelledError: When the caller is cancelled while it waits. A slot that was already granted is
+                released.
         """
         waits = not self._free or bool(self._lanes)
         if not waits:

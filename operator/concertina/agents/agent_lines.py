@@ -1,6 +1,6 @@
-"""Limit on the memory that lines from agents use until the operator has handled them.
+"""Limit on the memory for the lines (messages) of agents, from their arrival until the operator has processed them.
 
-Each line is a message. Decision "Size limits of lines from agents" gives the reason.
+Decision "Size limits of lines from agents" gives the reason.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from concertina_protocol import ProtocolError
 from concertina_protocol.connection import Connection
 
 MOST_HELD_BYTES = 16 << 20
-"""Memory in bytes for the long lines (more than PIECE_BYTES) of one namespace. Up to four of the largest lines fit."""
+"""Bytes of memory that one namespace's lines longer than PIECE_BYTES can use. Four lines of the largest size fit."""
 
 
 class HeldLines:
-    """Memory budget that the agents of one namespace share for long lines.
+    """Memory budget for long lines (messages), shared by all agents of one namespace.
 
-    A line counts from the arrival of its first part until the operator has handled the line.
+    A line counts from the arrival of its first part until the operator has processed the line.
     """
 
     def __init__(self, most_bytes: int = MOST_HELD_BYTES) -> None:
         self._most_bytes = self._free_bytes = most_bytes
 
     def take(self, count: int) -> None:
-        """Reserve a part of the namespace's memory budget for `count` bytes of a line.
+        """Reserve `count` bytes of the namespace's memory budget for a line.
 
         Raises:
-            ProtocolError: When less memory than this is free.
+            ProtocolError: When fewer than `count` bytes are free.
         """
         if count > self._free_bytes:
             raise ProtocolError(f"a line beside others of its namespace that hold nearly {self._most_bytes} bytes")
         self._free_bytes -= count
 
     def give_back(self, count: int) -> None:
-        """Give `count` bytes back to the namespace's memory budget, after the operator has handled a line."""
+        """Return `count` bytes to the namespace's memory budget after the operator has processed a line."""
         self._free_bytes += count
 
 
@@ -66,10 +66,11 @@ class BoundedConnection(Connection):
         self._held_bytes = 0
 
     async def read_line(self) -> bytes:
-        """Read one line.
+        """Read one line (message) of the agent.
 
         Raises:
-            ProtocolError: When the line is too long, or the namespace has no memory left for the line.
+            ProtocolError: When the line is too long, or when the namespace's memory budget has too few bytes left for
+                it.
         """
         self._give_back()
         piece = await self._read_piece()

@@ -19,26 +19,29 @@ SHARE = 0.1
 A thousand jobs that train need half of it.
 """
 SAVED_SECONDS = 10.0
-"""Seconds for which a namespace can save up unused time.
+"""Seconds of unused processor time that a namespace can save up.
 
-The agents of many jobs that start together all report at the same time.
+When many jobs start together, all their agents report at the same time.
 """
 LINE_SECONDS = 0.00003
-"""Seconds charged for receiving a line, in addition to the measured time for handling it."""
+"""Processor time in seconds that is charged for receiving a line, in addition to the measured time to process it."""
 HOLD_SECONDS = 0.002
-"""Seconds of processor time after which the lines of a namespace let the event loop do other work."""
+"""Processor time in seconds that a namespace's lines can use before other tasks of the event loop run."""
 
 T = TypeVar("T")
 LOG_SECONDS, LOGGED_SECONDS = 60.0, 5.0
-"""Period in seconds, and the total wait within a period after which the namespace is logged once."""
+"""Log limit for slow namespaces: a period in seconds, and the total seconds of waiting in it that cause a log line.
+
+A namespace causes at most one log line per period.
+"""
 
 
 class Allowance:
-    """Budget of processor time for the lines that the agents of one namespace send.
+    """Budget of processor time for the lines (messages) that the agents of one namespace send.
 
-    The time to handle a line is charged to the budget, and the next line waits until the budget covers that time. Lines
-    are handled in the order in which they arrive. Agents of one namespace wait for each other, but not for agents of
-    other namespaces.
+    The time to process a line is charged to the budget, and the next line waits until the budget covers that time.
+    Lines are processed in the order in which they arrive. Lines of one namespace can delay each other, but not the
+    lines of other namespaces.
     """
 
     def __init__(
@@ -57,17 +60,17 @@ class Allowance:
         self._serving: asyncio.Task[None] | None = None
         """Task that handles the waiting lines; None if no line waits."""
         self._paid_at = self._clock() - SAVED_SECONDS
-        """Monotonic time at which all charged costs are covered."""
+        """Monotonic time from which the budget covers all charged time."""
         self._held_seconds = 0.0
-        """Processor time used since the lines last let the event loop do other work."""
+        """Processor time in seconds that lines have used since other tasks of the event loop last ran."""
         self._waits_since = self._clock()
         self._waited_seconds = 0.0
 
     @property
     def untouched(self) -> bool:
-        """True if the budget has its initial size.
+        """True if the budget is unused, so that a new object for the same namespace would have the same budget.
 
-        Such an object can be dropped to save memory: a new object for the same namespace would have the same budget.
+        Such an object can be dropped to save memory.
         """
         return self._paid_at <= self._clock() - SAVED_SECONDS
 
@@ -88,10 +91,10 @@ class Allowance:
         return await result
 
     async def _serve(self) -> None:
-        """Handle the waiting lines, for at most HOLD_SECONDS, and then let the event loop run other tasks.
+        """Process waiting lines for at most HOLD_SECONDS, let other tasks of the event loop run, and repeat.
 
-        While a thousand jobs start, the other tasks take milliseconds each time. If this task handled only one line at
-        a time, lines would arrive faster than they are handled.
+        While a thousand jobs start, the other tasks take milliseconds each time. If only one line were processed in
+        between, lines would arrive faster than they are processed.
         """
         try:
             while self._waiting:
@@ -125,7 +128,7 @@ class Allowance:
             self._paid_at = max(self._paid_at, self._clock() - SAVED_SECONDS) + spent_seconds / SHARE
 
     def _log_wait(self, seconds: float) -> None:
-        """Log that lines of this namespace have waited for a long time.
+        """Add a wait of this namespace's lines to the total of the current period, and log a long total once.
 
         No metric shows this wait, because no metric has the namespace as a label.
         """

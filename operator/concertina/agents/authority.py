@@ -1,9 +1,10 @@
 """Certificate authority (CA) of one job, derived from the operator's master key.
 
 No part of the CA is stored. HKDF (RFC 5869) derives each key of a job from the master key, the job's uid and the
-purpose of the key. Any operator with the same master key can therefore connect to the agents of all its jobs. The
-agents' certificate has the name `<uid>.agent`, and the operator's certificate `<uid>.operator`. Only the agents'
-certificate leaves the operator, in the job's Secret.
+purpose of the key. Every operator with the same master key can therefore connect to the job's agents. The agents'
+certificate has the name `<uid>.agent`, and the operator's certificate has the name `<uid>.operator`. The private key of
+the agents' certificate is stored in the job's Secret. The private keys of the CA and of the operator never leave the
+operator.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 VALID_BEFORE = datetime.timedelta(days=1)
-"""Time before the job's creation from which certificates are valid, for machines whose clock is behind."""
+"""Time before the job's creation from which its certificates are valid, for machines whose clock is slow."""
 VALID_AFTER = datetime.timedelta(days=3650)
 MASTER_KEY_BYTES = 32
 MOST_CACHED = 128
-"""Maximum number of authorities of jobs that are cached."""
+"""Maximum number of jobs whose certificate authority is cached."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Limits for the values that an agent sends, so that plan() and the API server can handle them.
+"""Limits for the values in agents' messages, so that the operator and the API server can process these messages.
 
-An agent runs in a tenant's pod and passes on numbers and texts from the user's script, so its values can't be trusted.
-A number outside its limits is replaced by the nearest limit, and a long text is cut. The message is not refused,
-because the agent of a healthy job would seem to be silent after one odd value (decision "Bounds of agents' reports").
+An agent runs in a tenant's pod and forwards numbers and texts from the user's script, so its values can't be trusted. A
+number outside its limits is replaced by the nearest limit, and a long text is cut. The message is not refused, because
+the agent of a healthy job would seem to be silent after one odd value (decision "Bounds of agents' reports").
 """
 
 from __future__ import annotations
@@ -20,40 +20,43 @@ M = TypeVar("M")
 LARGEST = 2**53
 """Largest integer that all JSON parsers represent exactly."""
 LATEST = 253_402_300_799.0
-"""End of the year 9999, the last time that RFC 3339 can express, in Unix seconds.
+"""Largest time: the end of the year 9999 in Unix seconds, the last time that RFC 3339 can express.
 
-It also limits all other floating-point numbers, which are much smaller.
+This is also the limit for all other floating-point numbers. Their normal values are much smaller.
 """
 MOST = 16_384
-"""Largest number of entries of a list. It is twice the number of ranks of the largest job."""
+"""Largest number of entries in any list without its own limit. It is twice the number of ranks of the largest job."""
 MOST_MEMBERS = 2048
 """Largest number of members in a message: twice the replicas of the largest job, including standby replicas."""
 MOST_SEPARATORS = 1 << 18
-"""Largest number of commas and opening brackets in a line.
+"""Largest number of commas and opening brackets in a line (message).
 
-It is twice the number that the coordinator of the largest job sends if all ranks fail with sample ranges to skip. The
-separators are counted before the line is decoded, so those within texts count too.
+It is twice the number in the coordinator's message for the largest job if all ranks fail and each reports sample ranges
+to skip. The characters are counted before the line is decoded, so those inside texts count too.
 """
 PIECE_BYTES = 64 << 10
-"""Bytes of a line that a connection buffers, at most twice. Nearly all lines are shorter."""
-LINE_BYTES, MEMBER_BYTES = 512 << 10, 8 << 10
-"""Limit for the bytes of a line: a constant part, and a part for each member of the job.
+"""Limit of a connection's read buffer in bytes. Nearly all lines (messages) are shorter.
 
-The constant part is for the output of two failures, the stack of a hung rank, and the error of the store. The part for
-a member is for its failure, which is sent twice, in any encoding.
+asyncio buffers up to twice this size.
+"""
+LINE_BYTES, MEMBER_BYTES = 512 << 10, 8 << 10
+"""Limit for the bytes of a line (message): a constant part, and a part for each member of the job.
+
+The constant part allows the output of two failed workers, the stack of a hung rank, and an error of the store. The part
+per member allows the member's failure, which a message contains twice, in any encoding.
 """
 LINE_VALUES, MEMBER_VALUES = 10 << 10, 256
-"""Limit for the number of JSON values in a line: a constant part, and a part for each member of the job.
+"""Limit for the number of JSON values in a line (message): a constant part, and a part for each member of the job.
 
-The constant part is for the shards of four snapshots in the agent's memory. The part for a member is for its failure
-with sample ranges to skip, which is sent twice. The number of values determines the cost of a line; the length of texts
-hardly matters.
+The constant part allows the shards of four snapshots in the agent's memory. The part per member allows the member's
+failure with its sample ranges to skip, which a message contains twice. The number of values determines the cost to
+decode a line; the length of texts hardly matters.
 """
 LINE_CONTAINERS, MEMBER_CONTAINERS = 128, 64
 """Limit for the number of JSON objects and arrays in a line: a constant part, and a part for each member of the job.
 
-An object or array costs as much as ten other values. The part for a member is for its state, for its failure, which is
-sent twice, and for 32 sample ranges to skip.
+Decoding an object or array costs as much as ten other values. The part per member allows the member's state, its
+failure, which a message contains twice, and 32 sample ranges to skip.
 """
 LINES = 64
 TEXT = 1024
@@ -64,11 +67,11 @@ LENGTHS = {
     "uri": 2048,
     "line": MAX_LINE,  # an encoded message, whose values are limited too
 }
-"""Largest number of characters of a text, by field. Other texts have the limit TEXT."""
+"""Largest number of characters of a text, by name of the field. Texts in other fields have the limit TEXT."""
 NESTED = ("report", "progress")
-"""Fields that contain a message with long lists."""
+"""Names of the fields whose value is a message with long lists."""
 SIGNED = ("exit_code", "loss")
-"""Fields whose number may be negative."""
+"""Names of the fields whose number may be negative."""
 COUNTS = {
     "last_lines": LINES,
     "stack": LINES,
@@ -80,7 +83,7 @@ COUNTS = {
     "missing": LINES,
     "silent": LINES,
 }
-"""Largest number of entries of a list, by field. Other lists have the limit MOST."""
+"""Largest number of entries of a list, by name of the field. Lists in other fields have the limit MOST."""
 
 
 def separators(line: bytes) -> int:
@@ -102,7 +105,10 @@ class LineLimits:
 
 
 def line_limits(members: int) -> LineLimits:
-    """Return the limits for lines of an agent, given the largest number of members that the agent's job has had."""
+    """Return the limits for lines of one agent of a job.
+
+    `members` is the largest number of members that the job has had.
+    """
     return LineLimits(
         most_bytes=min(MAX_LINE, LINE_BYTES + members * MEMBER_BYTES),
         most_values=LINE_VALUES + members * MEMBER_VALUES,
@@ -134,10 +140,10 @@ def _cut(body: Any) -> Any:
 
 
 def _check_values(body: Any, limits: LineLimits) -> None:
-    """Count the JSON values and containers of a message.
+    """Check that a message has no more JSON values and containers (objects and arrays) than the limits allow.
 
     Raises:
-        ProtocolError: When there are more than the limits allow.
+        ProtocolError: When it has more.
     """
     values, containers, unread = 0, 0, [body]
     while unread:
@@ -163,7 +169,7 @@ def _most(name: str) -> int:
 
 
 Bound = Callable[[Any], Any]
-"""Function that returns a value within its limits. If the value is already within them, it returns the same object."""
+"""Function that limits a value. If the value is already within its limits, the function returns the same object."""
 
 
 def bounded(message: M) -> M:
@@ -173,7 +179,7 @@ def bounded(message: M) -> M:
 
 
 def _fields(kind: type[Any]) -> Bound:
-    """Return the function that clamps or cuts the fields of a dataclass.
+    """Return the function that limits all fields of a dataclass.
 
     The function is built once for each type, because thousands of reports arrive per second.
     """
@@ -230,10 +236,10 @@ def _bound(hint: Any, field: str, least: int = 0) -> Bound | None:
 
 
 def _unless(bound: Bound, absent: float) -> Bound:
-    """Return a function that limits a number like `bound`, and replaces the number `absent` by None.
+    """Return a function that limits a number with `bound`, but replaces the number `absent` by None.
 
-    In messages, the number `absent` stands for a missing value. If `bound` changes a value to `absent`, the result is
-    None too.
+    In messages, the number `absent` stands for a missing value. The function also returns None if the limited number is
+    `absent`.
     """
 
     def within(value: Any) -> Any:
@@ -248,10 +254,10 @@ def _or_none(bound: Bound) -> Bound:
 
 
 def _entries(bounds: list[Bound | None], most: int) -> Bound:
-    """Return the function that cuts a tuple to `most` entries and limits each entry.
+    """Return the function that cuts a tuple to its first `most` entries and limits each entry.
 
     Args:
-        bounds: Function that limits each entry: a single function for all entries, or one function per position. None
+        bounds: Functions that limit the entries: a single function for all entries, or one function per position. None
             stands for no limit.
         most: Largest number of entries to keep.
     """

@@ -1,4 +1,4 @@
-"""Connection to an agent, for a single request and its answer, or for a stream of reports."""
+"""Calls of the operator to agents (requests and answers), and connections for calls and streams of reports."""
 
 from __future__ import annotations
 
@@ -26,45 +26,46 @@ from concertina_protocol.connection import Connection, small_tls_buffers
 
 log = logging.getLogger(__name__)
 CALL_SECONDS = 5.0
-"""Seconds to wait for an answer. After that, the operator assumes that the agent has not received the request."""
+"""Seconds to wait for the answer to a call. Then the operator assumes that the agent has not received the request."""
 DIAL_SECONDS = protocol.SILENCE_SECONDS
-"""Seconds to open a connection, and the seconds for the TLS handshake after that."""
+"""Time limit in seconds to open a TCP connection, and again for the TLS handshake that follows."""
 KEPT_SECONDS = 10.0
-"""Seconds for which a connection stays open after an answer.
+"""Seconds for which a connection stays open after the answer to a call.
 
-An Assign call follows the Prepare call soon, and a handshake takes each side a millisecond of processor time.
+An Assign call soon follows a Prepare call, and a new TLS handshake would take each side a millisecond of processor
+time.
 """
 NO_DESCRIPTOR_SECONDS = 0.2
-"""Seconds before the next try if this process has no file descriptor left."""
+"""Seconds before the next try to open a connection, if this process has no file descriptor left."""
 HANDSHAKES = 64
-"""Largest number of TLS handshakes at a time, over all jobs.
+"""Largest number of TLS handshakes at a time, for all jobs together.
 
-A handshake takes a millisecond or two of processor time. A new operator that started thousands at a time would finish
-none of them within the time limit.
+A handshake takes a millisecond or two of processor time. If a new operator started thousands at a time, none of them
+would finish within the time limit.
 """
 SLOT_SECONDS = 0.25
-"""Seconds for which a handshake counts towards HANDSHAKES.
+"""Seconds for which a TLS handshake counts toward the limit HANDSHAKES.
 
-A handshake that takes longer waits for the other side, which uses no processor time. It then continues without counting
-until DIAL_SECONDS have passed.
+After this time, the handshake probably waits for the agent, which takes no processor time in the operator. It can
+continue without being counted until DIAL_SECONDS have passed.
 """
 
 Waits = Callable[[bool], None]
-"""Function to call with True when a connection must wait for its handshake, and with False when it no longer waits.
+"""Callback that is called with True when a connection starts to wait for its TLS handshake, and with False afterwards.
 
-The time in between is not the agent's fault and does not count as silence. The first call is with False, before the
-agent's host is dialled.
+This wait is caused by the operator, so it does not count as silence of the agent. The first call is with False, before
+the operator connects to the agent's host.
 """
 Request = protocol.Prepare | protocol.Assign | protocol.Release | protocol.Drain | protocol.Save
 Answer = protocol.Prepared | protocol.Accepted | protocol.Refused
 
 
 class CallError(Exception):
-    """Error that a request to an agent has no usable answer. The message says why."""
+    """Error for a request to an agent without a usable answer. The message gives the reason."""
 
 
 class ClosedError(CallError):
-    """Error that the agent's host closed the connection."""
+    """Error for a connection that the agent's host closed."""
 
 
 class IdleConnections:
@@ -77,7 +78,7 @@ class IdleConnections:
         self._open: dict[str, tuple[Connection, asyncio.TimerHandle]] = {}
 
     def take(self, address: str) -> Connection | None:
-        """Remove and return the open connection to an address; None if there is none."""
+        """Remove and return the open connection to an address, or return None if there is none."""
         if address not in self._open:
             return None
         idle, timer = self._open.pop(address)
@@ -102,17 +103,21 @@ class IdleConnections:
 
 
 class StreamCalls:
-    """Calls over a connection on which the agent also sends its reports.
+    """Calls over the open report stream of an agent.
 
-    The agent answers calls in their order, and may send reports between the answers. Answers that it passes on from
-    other agents (`relay`) arrive in any order, and are matched by the number of the request.
+    The agent answers calls in the order of the requests, and may send reports between the answers. With `relay`, the
+    agent passes a message on to other agents. Their answers arrive in any order, and are matched by the number of the
+    Relay message.
     """
 
     def __init__(self, opened: Connection) -> None:
         self._connection = opened
         self._numbers = itertools.count(1)
         self._relays: dict[int, asyncio.Queue[protocol.Relayed | None]] = {}
-        """Answers that have been passed on, by the number of the Relay. None marks the end of the stream."""
+        """Queues for the answers that this agent passes on from other agents, by the number of the Relay message.
+
+        None in a queue marks the end of the stream.
+        """
         self._pending_answers: deque[asyncio.Future[protocol.Message | None]] = deque()
         """Futures for the expected answers, the oldest first.
 
@@ -139,11 +144,11 @@ class StreamCalls:
     async def relay(
         self, message: protocol.Relay, send_seconds: float
     ) -> AsyncIterator[Callable[[], Awaitable[protocol.Relayed]]]:
-        """Ask an agent to pass a message on to other agents, and yield a function that returns their next answer.
+        """Ask the agent to pass a message on to other agents, and yield a function that returns their next answer.
 
         Args:
             message: Message to pass on.
-            send_seconds: Longest time in seconds in which the agent must accept the message.
+            send_seconds: Time limit in seconds for the agent to accept the message.
 
         Raises:
             ClosedError: When the stream ends. The yielded function raises it too.
@@ -173,20 +178,19 @@ class StreamCalls:
                 answers.task_done()
 
     async def taken(self) -> None:
-        """Wait until the callers have taken all answers that the agent passed on from other agents.
+        """Wait until the callers of `relay` have read all answers that have arrived from other agents.
 
-        The next line is read only after this. Otherwise an agent could fill the memory with answers that nobody has
-        read.
+        The next line is read only after this. Otherwise an agent could fill the operator's memory with unread answers.
         """
         for answers in list(self._relays.values()):
             await answers.join()
 
     def answered(self, message: protocol.Message) -> bool:
-        """Return whether a message is the answer to a call. If so, give it to the caller. A report is no answer.
+        """Return whether a message is the answer to a call, and not a report. If so, pass the message to the caller.
 
-        While a call is open, each message that is not a report is the answer to the oldest open call. Answers that the
-        agent passes on from other agents (to a Relay message) are the exception. Such an answer is dropped if its
-        caller no longer waits.
+        While a call is open, each message that is not a report is the answer to the oldest open call. The exception are
+        answers that the agent passes on from other agents (Relayed messages). They go to the caller of `relay`, or are
+        dropped if that caller no longer waits.
         """
         if isinstance(message, protocol.Relayed):
             if answers := self._relays.get(message.request):
@@ -198,7 +202,7 @@ class StreamCalls:
         return True
 
     def end(self) -> None:
-        """End all open calls with the result None, because the stream is closed and no more answers will arrive."""
+        """End all open calls with the result None, because the stream is closed and no further answers can arrive."""
         while self._pending_answers:
             self._answer(None)
         for answers in self._relays.values():
@@ -220,19 +224,20 @@ class ConnectionIdentity:
     handshakes: FairLimiter = field(default_factory=lambda: FairLimiter(HANDSHAKES))
     """Limiter for handshakes. All jobs share one, except in tests."""
     allowance: Allowance = field(default_factory=Allowance)
-    """Time budget for the lines of all jobs in the namespace."""
+    """Budget of processor time for the lines (messages) of all jobs in the namespace."""
     held_lines: HeldLines = field(default_factory=HeldLines)
-    """Memory budget for the long lines of all jobs in the namespace."""
+    """Memory budget for the long lines (messages) of all jobs in the namespace."""
     line_limits: Callable[[], LineLimits] = lambda: LARGEST_LINE
-    """Function that returns the current limits for a line. They grow with the job."""
+    """Function that returns the current limits for a line (message). They grow with the number of members of the job.
+    """
     may_act: Callable[[], bool] = lambda: True
-    """Function that returns whether this operator may act.
+    """Function that returns whether this operator process may send calls to agents.
 
-    It returns False while another operator may be the leader.
+    It returns False while another operator process may be the leader.
     """
     kept: IdleConnections = field(default_factory=IdleConnections)
     streams: dict[str, StreamCalls] = field(default_factory=dict)
-    """Open report streams that can also be used for calls, by address."""
+    """Open report streams over which the operator can also make calls, by address of the agent."""
 
     @property
     def agent_name(self) -> str:
@@ -246,15 +251,14 @@ async def connection(
     """Connect to an agent, send `message`, and yield the connection.
 
     Args:
-        identity: Parameters of the job's connections.
+        identity: Parameters of the connections to the job's agents.
         address: Address of the agent.
         message: First message on the connection.
-        waits: Function to call with False before the host is dialled and when the handshake begins, and with True
-            before the connection waits for its handshake.
+        waits: Callback for waits within the operator, as described at `Waits`.
 
     Raises:
         OSError: When the agent cannot be reached.
-        TimeoutError: When the connection or its handshake takes longer than DIAL_SECONDS.
+        TimeoutError: When opening the connection or the TLS handshake takes longer than DIAL_SECONDS.
         CallError: When `message` is a Relay (a message for other agents) and another operator may be the leader.
     """
     opened = await _opened(identity, address, waits)
@@ -269,10 +273,10 @@ async def connection(
 
 @contextlib.asynccontextmanager
 async def calls_on(opened: Connection, identity: ConnectionIdentity, address: str) -> AsyncIterator[StreamCalls]:
-    """Yield an object with which the operator makes calls to an agent over an open report stream.
+    """Yield an object that makes calls to an agent over an open report stream.
 
-    The caller adds the object to `identity.streams`. From then on, all calls to the agent use this stream, until the
-    stream ends.
+    The caller adds the object to `identity.streams`. From then on, all calls to the agent use this stream until it
+    ends.
     """
     calls = StreamCalls(opened)
     try:
@@ -321,9 +325,9 @@ def _close_unwanted(securing: asyncio.Task[Connection]) -> None:
 
 
 async def _socket(host: str) -> socket.socket:
-    """Create a socket. If this process has no file descriptor left, wait until it has one.
+    """Create a socket. If this process has no file descriptor left, wait until one is free.
 
-    This wait does not count as time in which the agent was silent.
+    The wait does not count as silence of the agent.
 
     Raises:
         OSError: When the socket cannot be created for another reason.
@@ -341,7 +345,7 @@ async def _socket(host: str) -> socket.socket:
 
 
 async def dial(unconnected: socket.socket, host: str, port: int) -> socket.socket:
-    """Connect the socket and return it. If that fails, close the socket.
+    """Connect the socket and return it. If the connection fails, close the socket.
 
     Raises:
         OSError: When the agent cannot be reached.
@@ -356,7 +360,10 @@ async def dial(unconnected: socket.socket, host: str, port: int) -> socket.socke
 
 
 async def _secured(dialled: socket.socket, identity: ConnectionIdentity) -> Connection:
-    """Perform the TLS handshake. If it fails, close the socket."""
+    """Perform the TLS handshake on a connected socket, and return the connection.
+
+    If the handshake fails, close the socket.
+    """
     with small_tls_buffers():
         streams = await asyncio.open_connection(
             sock=dialled, ssl=identity.context, server_hostname=identity.agent_name, limit=PIECE_BYTES
@@ -365,7 +372,7 @@ async def _secured(dialled: socket.socket, identity: ConnectionIdentity) -> Conn
 
 
 async def receive(connection: Connection, identity: ConnectionIdentity, address: str) -> protocol.Message:
-    """Wait for the next message of the agent, and return it with its values limited.
+    """Wait for the agent's next message, and return it with its values limited (see `bounds`).
 
     Raises:
         ClosedError: When the connection ends.
@@ -376,7 +383,7 @@ async def receive(connection: Connection, identity: ConnectionIdentity, address:
 
 
 async def receive_line(connection: Connection, address: str) -> bytes:
-    """Return the next line, which is not parsed yet.
+    """Return the agent's next line (message) without parsing it.
 
     Raises:
         ClosedError: When the connection ends.
@@ -437,7 +444,9 @@ async def call(identity: ConnectionIdentity, address: str, request: Request, wai
 
 
 def check_may_act(identity: ConnectionIdentity) -> None:
-    """Check that this operator is still the leader, just before a call is sent, because the call may have waited.
+    """Check that this operator is still the leader, just before it sends a call.
+
+    The call may have waited for a connection.
 
     Raises:
         CallError: When another operator may be the leader.
@@ -449,10 +458,10 @@ def check_may_act(identity: ConnectionIdentity) -> None:
 async def _asked(
     identity: ConnectionIdentity, address: str, opened: Connection, request: Request
 ) -> protocol.Message | None:
-    """Send a request over a connection and return the answer. Keep the connection open for the next call.
+    """Send a request over an open connection and return the answer. Keep the connection open for the next call.
 
-    The result is None if the connection is broken. This can happen if the connection was kept open and the agent was
-    restarted meanwhile.
+    The result is None if the connection is broken. This can happen if the connection was kept open after an earlier
+    call and the agent has restarted since then.
     """
     try:
         check_may_act(identity)
@@ -470,10 +479,10 @@ async def _asked(
 
 
 def usable(message: protocol.Message, request_kind: str, address: str) -> Answer:
-    """Return the message if it is a valid answer to a request of this kind.
+    """Return the message if it is a valid answer to a request of the given kind.
 
     Raises:
-        CallError: When it is a message of another kind.
+        CallError: When it is not a valid answer.
     """
     if not isinstance(message, protocol.Prepared | protocol.Accepted | protocol.Refused):
         raise CallError(f"{address} answered a {request_kind} with a {type(message).__name__}")

@@ -43,22 +43,25 @@ CALLS = {
     protocol.Drain: "drain",
     protocol.Save: "save",
 }
-"""For each kind of message, the field of AgentView that contains the last call of that kind."""
+"""Field of AgentView that contains the last call of a kind, by class of the call's message."""
 OFFSET_SECONDS = 0.001
-"""Largest difference in seconds between two clocks that are read one after the other, if neither has been set."""
-NUMBERS_A_SECOND, FASTEST_SECONDS, SLOWEST_SECONDS = 100.0, 0.25, 10.0
-"""How often agents report if only progress numbers have changed.
+"""Change of the offset between two clocks, in seconds, up to which neither clock counts as having been set.
 
-The constants are the number of such reports per second over all jobs, and the shortest and longest interval in seconds
-for one job. If a coordinator fails, the steps since its last report are unknown (decision "Progress numbers are sent at
-a limited rate").
+The clocks are read one after the other, so their offset varies by this much.
+"""
+NUMBERS_A_SECOND, FASTEST_SECONDS, SLOWEST_SECONDS = 100.0, 0.25, 10.0
+"""Limits on how often agents report changes of progress numbers only.
+
+The constants are the number of such reports per second from all jobs together, and the shortest and longest interval in
+seconds for one job. If a coordinator (the agent of rank 0) fails, the steps since its last report are unknown (decision
+"Progress numbers are sent at a limited rate").
 """
 RETRY_SECONDS = 0.5
 """Shortest time in seconds before a failed call is sent again."""
 TOGETHER_SECONDS = 0.02
-"""Seconds for which changes are collected while calls are in progress.
+"""Seconds for which changes of agents' states are collected before a planning pass, while calls are in progress.
 
-After the last answer, the changes are announced at once (decision "Calls to agents use the open report stream").
+After the last answer, the planning pass is requested at once (decision "Calls to agents use the open report stream").
 """
 
 
@@ -81,7 +84,10 @@ class StreamState(enum.StrEnum):
 
 metrics.begin_at_zero(metrics.AGENT_CALLS, CALLS.values(), CallResult)
 Changed = Callable[[str, bool], None]
-"""Function to call with the job's uid and whether the change is urgent. Changes of progress only are not urgent."""
+"""Callback for a change of a job's agents, with the job's uid and whether the change is urgent.
+
+A change of progress numbers only is not urgent.
+"""
 
 
 @dataclass
@@ -90,14 +96,14 @@ class AgentConnection:
 
     view: AgentView = field(default_factory=AgentView)
     address: str = ""
-    """Address of the open stream; empty if there is none."""
+    """Address of the agent to which the report stream is open; empty without an open stream."""
     waits: bool = False
-    """True if the job had no round yet when the stream was opened."""
+    """True if the job had no round (no members chosen to train) yet when the report stream was opened."""
     knows_coordinator: bool = False
-    """True if the agent received the coordinator's address when the stream was opened."""
+    """True if the first message of the report stream contained the coordinator's address."""
     stream: asyncio.Task[None] | None = None
     _last_told: tuple[AgentView, float, AgentView] | None = None
-    """Arguments and result of the last call of `told`."""
+    """Arguments and result of the last call of the method `told`."""
 
     def told(self, offset: float) -> AgentView:
         """Return the last known state of the agent, with `offset` seconds added to all times.
@@ -122,17 +128,17 @@ class _JobConnections:
     connections: dict[str, AgentConnection] = field(default_factory=dict)
     calls: set[asyncio.Task[None]] = field(default_factory=set)
     unanswered: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Number of calls in progress, by kind of message and claim."""
+    """Number of calls in progress, by kind of message and claim (the operator's decision to begin a round)."""
     tell_timer: asyncio.TimerHandle | None = None
-    """Timer at which collected changes are announced; None if there are none."""
+    """Timer that requests a planning pass for the collected changes; None if no changes are collected."""
     members: int = 0
     """Largest number of members that the job has had."""
     relaying: Coordinator = field(default_factory=Coordinator)
-    """Coordinator through which calls to the members travel."""
+    """Agent of rank 0, which passes calls on to the other members."""
 
     @property
     def coordinator(self) -> str:
-        """Address of the agent that reports to be the coordinator (the agent of rank 0); empty if there is none."""
+        """Address of the agent that reports that it is the job's coordinator (agent of rank 0); empty without one."""
         connections = self.connections.values()
         return next(
             (
@@ -154,11 +160,11 @@ class AgentConnections:
         wall: Callable[[], float] = time.time,
         may_act: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Start without connections.
+        """Create the object without connections.
 
         Args:
-            changed: Function to call after a change of a job's agents.
-            clock: Monotonic clock. Silence of an agent must be measured independently of changes of the system time.
+            changed: Callback for a change of a job's agents.
+            clock: Monotonic clock. Changes of the system time must not affect how long an agent counts as silent.
             wall: Clock that returns Unix seconds.
             may_act: Function that returns False while another operator may be the leader. No agent is called then.
         """
@@ -170,9 +176,9 @@ class AgentConnections:
         self.hearing = AgentConnectivityMonitor()
         self._handshakes = FairLimiter(HANDSHAKES)
         self._allowances: dict[str, Allowance] = {}
-        """Time budget of each namespace."""
+        """Budget of processor time for agents' messages, by namespace."""
         self._held_lines: WeakValueDictionary[str, HeldLines] = WeakValueDictionary()
-        """Memory budget of each namespace, while the namespace has a job."""
+        """Memory budget for agents' long messages, by namespace. An entry exists while the namespace has a job."""
         # more threads would take the interpreter lock from the event loop
         self._deriving = ThreadPoolExecutor(1, "keys")
         self._stalls = StallDetector(clock())
@@ -192,14 +198,15 @@ class AgentConnections:
         return {name: connection.told(unix_offset) for name, connection in job.connections.items()} if job else {}
 
     async def open(self, uid: str, created: float, master_key: bytes, namespace: str = "", members: int = 1) -> None:
-        """Prepare connections to a job's agents. For a new job, the keys are derived in a thread, because that is slow.
+        """Prepare connections to a job's agents. For a new job, derive the keys in a thread, because that is slow.
 
         Args:
             uid: Uid of the job.
             created: Creation time of the job in Unix seconds.
-            master_key: Master key of the job.
+            master_key: Master key from which the job's keys are derived.
             namespace: Namespace of the job.
-            members: Largest number of members that the agents may report now. It limits the size of their messages.
+            members: Largest number of members that the job's agents can currently report. It determines the size limits
+                of their messages.
         """
         if uid not in self._jobs:
             derivation = asyncio.get_running_loop().run_in_executor(
@@ -228,9 +235,9 @@ class AgentConnections:
         return line_limits(job.members if job else 0)
 
     def _allowance(self, namespace: str) -> Allowance:
-        """Return the time budget that all jobs of the namespace share.
+        """Return the budget of processor time that all jobs of the namespace share.
 
-        A job that is deleted and created again gets the same budget, so that used time still counts.
+        A job that is deleted and created again gets the same budget, so the time that it used before still counts.
         """
         if namespace not in self._allowances:
             used = {job.identity.namespace for job in self._jobs.values()}
@@ -241,13 +248,13 @@ class AgentConnections:
         return self._allowances[namespace]
 
     def watch(self, uid: str, addresses: Mapping[str, str], waits: bool = False) -> None:
-        """Open a report stream to each agent in `addresses`, and close all other streams of the job.
+        """Open a report stream to each agent in `addresses`, and close the job's streams to all other agents.
 
-        A stream with a call in progress is closed after the call. If the job was deleted meanwhile, nothing happens.
+        A stream with a call in progress is closed after the call. If the job has been deleted, nothing happens.
 
-        An idle agent learns from the first message of a stream whether the job has a round, and the address of the
-        job's coordinator (the agent of rank 0). This method therefore opens the streams to idle agents again when one
-        of these values changes (decision "New pods ask the coordinator what to import").
+        The first message on a stream contains whether the job has a round, and the address of the job's coordinator
+        (the agent of rank 0). When one of these values changes, this method opens new streams to the idle agents, so
+        that they receive the new value (decision "New pods ask the coordinator what to import").
 
         Args:
             uid: Uid of the job.
@@ -272,10 +279,10 @@ class AgentConnections:
                 self._open(job, replica, connection, address)
 
     def send(self, uid: str, sends: Iterable[Send]) -> list[Send]:
-        """Start calls in the background, and return those that were started.
+        """Start calls in the background, and return the calls that were started.
 
-        A call is not started if the same call is in progress, has been answered or has just failed. If the job was
-        deleted meanwhile, no call is started.
+        A call is not started if the same call is in progress, has been answered or has just failed. If the job has been
+        deleted, no call is started.
         """
         job = self._jobs.get(uid)
         if job is None:
@@ -286,7 +293,7 @@ class AgentConnections:
         return [send for send, _ in due]
 
     def _start_batch(self, job: _JobConnections, batch: list[tuple[Send, Call]]) -> None:
-        """Start calls with the same message: through agents that pass the message on, or directly."""
+        """Start calls with the same message, each either directly or through an agent that passes the message on."""
         message, entries = batch[0][0].message, {send.replica: (send, call) for send, call in batch}
         if isinstance(message, Relayable) and (routes := self._routes(job, batch)):
             line, silence = protocol.encode(message).decode().rstrip("\n"), relay_seconds(len(batch))
@@ -297,9 +304,9 @@ class AgentConnections:
             self._start(job, self._call(job, *entry))
 
     def _routes(self, job: _JobConnections, batch: list[tuple[Send, Call]]) -> list[tuple[str, list[str]]]:
-        """Return the address of each agent that passes a message on, with the replicas for which it does this.
+        """Return the address of each agent that passes a message on, with the replicas to which the message goes.
 
-        The operator calls all other replicas itself.
+        The operator calls all other replicas directly.
         """
         addresses = {send.replica: send.address for send, _ in batch}
         if len(batch) > RELAYED_ABOVE:
@@ -315,9 +322,10 @@ class AgentConnections:
         task.add_done_callback(job.calls.discard)
 
     def _begin(self, job: _JobConnections, send: Send) -> Call | None:
-        """Record a call to an agent, and return the call.
+        """Record the start of a call to an agent, and return the call.
 
-        The result is None if the same call is in progress, has been answered, or failed less than RETRY_SECONDS ago.
+        The result is None if the call must not be started: the same call is in progress, has been answered, or failed
+        less than RETRY_SECONDS ago.
         """
         uid, message = job.identity.uid, send.message
         connection = job.connections.setdefault(send.replica, AgentConnection())
@@ -336,7 +344,10 @@ class AgentConnections:
         return under_way
 
     def keep(self, uid: str, replicas: set[str]) -> None:
-        """Drop the connections to all agents of the job except those in `replicas`, because the other pods are gone."""
+        """Drop the connections to the job's agents, except to the agents of `replicas`.
+
+        The pods of the other agents are gone.
+        """
         job = self._jobs.get(uid)
         for replica in list(job.connections) if job else ():
             assert job is not None
@@ -362,7 +373,7 @@ class AgentConnections:
         self._deriving.shutdown(wait=False, cancel_futures=True)
 
     async def notice_stalls(self) -> None:
-        """Check periodically whether this process was paused. The time of a pause does not count as silence of agents.
+        """Check periodically whether this process was paused, and exclude the pauses from the silence of agents.
 
         The coroutine runs until it is cancelled.
         """
@@ -398,10 +409,10 @@ class AgentConnections:
         part: list[tuple[Send, Call]],
         silence: float,
     ) -> None:
-        """Ask the agent at `address` to pass a message on to the replicas of `part`, and record the answers.
+        """Ask the agent at `address` to pass a message on to the replicas of `part`, and record their answers.
 
-        If a replica has not answered, the operator calls it directly. The replica counts as silent only if this call
-        fails, because the first agent may not have passed the message on.
+        If no answer of a replica arrives, the operator calls that replica directly. The replica counts as silent only
+        if the direct call fails too, because the agent at `address` may not have passed the message on.
         """
         waiting = {send.replica: (send, under_way) for send, under_way in part}
         addresses = {send.replica: send.address for send, _ in part}
@@ -422,12 +433,15 @@ class AgentConnections:
             self._start(job, self._call_now(job, *entry))
 
     async def _call_now(self, job: _JobConnections, send: Send, under_way: Call) -> None:
-        """Call a replica directly, because another agent has not passed the call on. Its silence counts from now on."""
+        """Call a replica directly, because another agent has not passed the call on.
+
+        The time for which the replica counts as silent begins now.
+        """
         self._change(job, send, under_way, sent_at=self._clock())
         await self._call(job, send, under_way)
 
     def _on_waits(self, job: _JobConnections, part: list[tuple[Send, Call]], turn: bool) -> None:
-        """Record that the calls in `part` wait for their TLS handshake (`turn` is true), or that they no longer wait.
+        """Record that the calls in `part` wait for their TLS handshakes (`turn` is true), or no longer wait.
 
         The operator limits the number of handshakes at a time. While a call waits, its agent does not count as silent.
         """
@@ -462,7 +476,7 @@ class AgentConnections:
             job.tell_timer = loop.call_later(TOGETHER_SECONDS, self._tell, job, True)
 
     def _change(self, job: _JobConnections, send: Send, under_way: Call, **changes: Any) -> bool:
-        """Update the recorded call to a replica, and return whether the call is still recorded.
+        """Update the recorded call to a replica with `changes`, and return whether the call is still recorded.
 
         The record is dropped when the replica's pod is gone, or when a later call of the same kind is sent.
         """
@@ -550,10 +564,10 @@ def _is_called(view: AgentView) -> bool:
 
 
 def asked(waits: bool, uid: str = "", jobs: int = 1, coordinator: str = "") -> protocol.Watch:
-    """Return the Watch message, which asks an agent for reports.
+    """Return the Watch message, with which the operator requests reports from an agent.
 
     Args:
-        waits: Whether the job has no round yet. Idle agents then report less often.
+        waits: Whether the job has no round (no members chosen to train) yet. Idle agents then report less often.
         uid: Uid of the job.
         jobs: Number of jobs of this operator. With more jobs, agents report their progress less often.
         coordinator: Address of the job's coordinator (the agent of rank 0); empty if unknown.
@@ -576,9 +590,9 @@ def _result(reply: object) -> CallResult:
 
 
 def _assigned(view: AgentView, report: protocol.Report) -> Call | None:
-    """Return the Assign call that gave an agent its rank, if `report` is its first progress report in the round.
+    """Return the Assign call that gave an agent its rank, if `report` is the first progress report since the call.
 
-    The result is None otherwise. The time from the call to the report is observed in a metric.
+    Otherwise the result is None. The time from the call to the report is recorded in a metric.
     """
     last_report, assign = view.report, view.assign
     if report.progress is None or assign is None or (assign.round, assign.claim) != (report.round, report.claim):
@@ -597,9 +611,9 @@ def _with_report(view: AgentView, report: protocol.Report, now: float) -> AgentV
 
 
 def _only_starts(before: protocol.Report | None, report: protocol.Report) -> bool:
-    """Return whether an agent still reports only that it is starting, so that its replica is not ready.
+    """Return whether `report`, and the report before it if there is one, say only that the agent is starting.
 
-    Such a report needs no planning pass before a job's first round.
+    Such a report needs no planning pass before a job's first round, because the replica is not ready.
     """
     starting = protocol.Report(
         report.replica, report.instance, ready=False, round=0, claim="", state=protocol.State.IDLE, takes_calls=True
@@ -609,7 +623,7 @@ def _only_starts(before: protocol.Report | None, report: protocol.Report) -> boo
 
 
 def _matters(before: AgentView, after: AgentView) -> bool:
-    """Return whether two reports differ in more than the training progress, so that the job must be planned soon."""
+    """Return whether two states of an agent differ in more than training progress, so that a plan is needed soon."""
     if before.report is None or after.report is None:
         return True
     return not (

@@ -1,4 +1,4 @@
-"""Detect that the operator itself has probably lost the network connection to all agents.
+"""Detection that the operator itself has probably lost the network connection to all agents.
 
 Decision "Silence alone does not count as a failure" gives the reason.
 """
@@ -12,17 +12,18 @@ from concertina.plan.observed import AgentView
 from concertina_protocol.log import log_event
 
 FEWEST_JOBS = 3
-"""Smallest number of silent jobs at which the operator suspects its own network.
+"""Smallest number of silent jobs at which the operator assumes that its own network has failed.
 
-With fewer jobs, the failure of one node with two coordinators would look like a failure of the operator.
+With a smaller number, the failure of one node that runs the coordinators of two jobs would look like a failure of the
+operator's network.
 """
 
 
 @dataclass
 class _HeardJob:
-    """Replicas of one job whose agent is connected, and those whose agent was lost.
+    """Replicas of one job, divided into those whose agents are connected and those whose connection was lost.
 
-    The jobs' votes decide whether the operator's own network works. A job has a vote once it has trained.
+    The jobs vote on whether the operator's own network works. A job has a vote once it has trained.
     """
 
     namespace: str = ""
@@ -34,10 +35,10 @@ class _HeardJob:
 
     @property
     def votes_silent(self) -> bool | None:
-        """True if none of the job's agents is connected; None if the job has no vote.
+        """Return whether the job votes that the operator's network has failed; None if the job has no vote.
 
-        A job has a vote on whether the operator's network works once it has trained and one of its agents was
-        connected.
+        A job votes so if the operator is connected to none of its agents. It has a vote once it has trained and one of
+        its agents was connected.
         """
         if not self.namespace or not (self.heard or self.lost):
             return None
@@ -47,20 +48,20 @@ class _HeardJob:
 class AgentConnectivityMonitor:
     """Decides whether the operator has lost its own network connection, from the number of jobs that became silent.
 
-    A namespace counts as silent if at least half of its jobs are silent. Namespaces are counted too, so that one tenant
-    with many jobs can't determine the result.
+    A namespace counts as silent if at least half of its jobs are silent. Silent namespaces are counted in addition to
+    silent jobs, so that one tenant with many jobs can't determine the result.
     """
 
     def __init__(self) -> None:
         self._jobs: dict[str, _HeardJob] = {}
         """State of each job, keyed by the job's uid."""
         self._votes: Counter[tuple[str, bool]] = Counter()
-        """Number of jobs with a vote, by namespace and by whether they are silent."""
+        """Number of jobs that have a vote, by namespace and by whether the job is silent."""
         self.operator_isolated = False
         """True if at least half of all jobs and more than half of the namespaces are silent."""
 
     def update(self, uid: str, replica: str, view: AgentView) -> None:
-        """Record the state of an agent. Without a report stream, the agent counts neither as connected nor as lost."""
+        """Record the state of an agent. An agent without a report stream counts neither as connected nor as lost."""
         job = self._jobs.setdefault(uid, _HeardJob())
         before, watched = job.votes_silent, view.wanted_at is not None
         lost = watched and not view.alive and view.lost_at is not None

@@ -1,9 +1,9 @@
-"""Calls that one agent passes on to others, so that the operator needs no connection to each of them.
+"""Calls that one agent passes on to other agents, so that the operator needs no connection to each of them.
 
-The operator has one open stream of a job that trains: that of the coordinator (the agent of rank 0). Calls to the other
-members travel over this stream, and the coordinator passes them on over connections that it has anyway. If the
-coordinator passes on no answer of a member, this does not prove that the member is lost. The operator then calls the
-member itself. Only a member that does not answer this call counts as silent (decision "Agents forward the operator's
+While a job trains, the operator has one open stream to the job: that of the coordinator (the agent of rank 0). The
+operator sends calls for the other members over this stream. The coordinator passes the calls on over connections that
+it needs anyway. If no answer of a member arrives through the coordinator, the operator calls that member directly. A
+member counts as silent only if it does not answer the direct call either (decision "Agents forward the operator's
 messages").
 """
 
@@ -35,12 +35,12 @@ log = logging.getLogger(__name__)
 RELAY_SECONDS, EACH_SECONDS = 1.8, 0.005
 """Longest time in seconds between two answers that an agent passes on: a constant part, and a part for each replica.
 
-The replicas are all those to which the message goes. After this time, the operator calls the remaining ones itself. A
-repeated request does no harm. The constant part is longer than the second for which an agent waits for the answer to a
-Ping before it answers a Prepare.
+All replicas to which the message goes count. After this time, the operator directly calls the replicas that have not
+answered. A repeated request does no harm. The constant part is longer than one second, for which an agent waits for the
+answer to a Ping before it answers a Prepare.
 """
 RELAYED_ABOVE = 32
-"""Largest number of replicas to which one agent passes the same message on.
+"""Largest number of replicas to which a single agent passes a message on.
 
 With more replicas, several agents pass the message on, each to a part of the replicas.
 """
@@ -49,7 +49,7 @@ Relayable = protocol.Prepare | protocol.Assign | protocol.Release
 
 @dataclass(frozen=True)
 class Coordinator:
-    """Last agent that reported to be the job's coordinator, and the members with which it was in contact.
+    """Last agent that reported that it is the job's coordinator, and the members with which this agent was in contact.
 
     The coordinator is the agent of rank 0. After the message Prepare, which begins a new round, an agent no longer
     reports that it is the coordinator. It can still pass on the message Assign, which gives the members their ranks.
@@ -62,10 +62,13 @@ class Coordinator:
     members: frozenset[str] = frozenset()
     """Members of the coordinator's round that are not lost."""
     _listed: Mapping[str, protocol.MemberState] | None = field(default=None, compare=False, repr=False)
-    """Members in the report from which this object was made. Most reports list the same object again."""
+    """Members in the report from which this object was made.
+
+    Most reports contain the identical object, so a comparison by identity shows that nothing has changed.
+    """
 
     def after(self, report: protocol.Report) -> Coordinator:
-        """Return the coordinator (the agent of rank 0) after an agent of the job has sent this report."""
+        """Return the job's coordinator (the agent of rank 0) as of this report of one of the job's agents."""
         if not report.coordinator or (report.replica == self.replica and report.members is self._listed):
             return self
         lost = protocol.FailureReason.MEMBER_LOST
@@ -77,11 +80,11 @@ class Coordinator:
         return Coordinator(report.replica, members, report.members)
 
     def passes_on(self, replica: str, streams: Collection[str]) -> bool:
-        """Return whether calls to a replica travel through the coordinator.
+        """Return whether the operator sends calls for a replica to the coordinator, which passes them on.
 
         Args:
             replica: Replica to call.
-            streams: Replicas with an open stream that takes calls. They are called over this stream.
+            streams: Replicas to which the operator has an open stream. It sends their calls over that stream instead.
         """
         return self.replica in streams and replica in self.members and replica not in streams
 
@@ -90,17 +93,17 @@ def relay_seconds(replicas: int) -> float:
     """Return the longest time in seconds between two answers that an agent passes on.
 
     Args:
-        replicas: Number of all replicas to which the message goes.
+        replicas: Number of all replicas that receive the message.
     """
     return RELAY_SECONDS + EACH_SECONDS * replicas
 
 
 def parts(replicas: Sequence[str], connected: Callable[[str], bool]) -> list[list[str]]:
-    """Split many replicas into parts. In each part, the first replica passes a message on to the other replicas.
+    """Split replicas into parts. In each part, the first replica passes a message on to the other replicas.
 
-    There are about as many parts as replicas in each part, so the time to pass a message on grows with the square root
-    of the number of replicas. A replica is in the same part each time, because the agents of a part reuse their
-    connections to each other. If the operator is connected to a replica of the part, such a replica comes first.
+    The number of parts is about the number of replicas in each part, so the time to pass a message on grows with the
+    square root of the number of replicas. A replica is in the same part each time, because the agents of a part reuse
+    their connections to each other. If the operator is connected to a replica of a part, such a replica is the first.
     """
     count = math.isqrt(len(replicas) - 1) + 1
     made: list[list[str]] = [[] for _ in range(count)]
@@ -125,17 +128,17 @@ async def relay(
 
     A replica is yielded with None if the agent could not pass the message on, or if the answer does not belong to this
     message. The iterator ends after the last answer, after an error, or when no answer arrives for `silence` seconds.
-    The iterator raises no error. The caller must call each replica without an answer itself.
+    It raises no error. The caller must directly call each replica without an answer.
 
     Args:
-        identity: Parameters of the job's connections.
+        identity: Parameters of the connections to the job's agents.
         address: Address of the agent that passes the message on.
         request: Message to pass on.
-        line: The same message, encoded. Several agents may pass it on, and it may be long.
+        line: The same message, encoded once by the caller, because several agents may pass it on and it may be long.
         to: Address of each replica to which the agent passes the message on.
         silence: Longest time in seconds between two answers.
-        waits: Function to call with True before the connection waits for its handshake, and with False when the
-            handshake begins. An open stream needs no handshake.
+        waits: Callback with True before the connection waits for its TLS handshake, and with False when the handshake
+            begins. An open stream needs no handshake.
     """
     message = protocol.Relay(identity.uid, line, tuple(protocol.Candidate(*entry) for entry in to.items()))
     waiting = dict(to)
@@ -162,12 +165,14 @@ async def relay(
 async def _passing_on(
     identity: ConnectionIdentity, address: str, message: protocol.Relay, silence: float, waits: Waits
 ) -> AsyncIterator[Callable[[], Awaitable[protocol.Message]]]:
-    """Send a Relay to an agent, over its open stream if there is one, and yield a function that returns its answers.
+    """Send a Relay message to an agent, and yield a function that returns the next answer.
+
+    The message travels over the agent's open stream if there is one, otherwise over a new connection.
 
     Raises:
         CallError: When another operator may be the leader, or the stream has ended.
         OSError: When the agent cannot be reached.
-        TimeoutError: When the connection or its handshake takes too long.
+        TimeoutError: When the connection or its TLS handshake takes too long.
     """
     if stream := identity.streams.get(address):
         check_may_act(identity)
@@ -181,7 +186,7 @@ async def _passing_on(
 async def _passed_back(
     identity: ConnectionIdentity, address: str, request: Relayable, relayed: protocol.Relayed
 ) -> Answer | None:
-    """Return the answer of a replica that another agent passed back; None if it does not answer this request.
+    """Return the answer of a replica that another agent passed back, or None if it is not an answer to `request`.
 
     The answer is checked, because the agent that passed it back is not the agent that gave it.
     """

@@ -1,8 +1,7 @@
-"""Detect that this operator process was paused, for example by SIGSTOP or because its machine was suspended.
+"""Detection of pauses of this operator process, for example by SIGSTOP or because its machine was suspended.
 
-During a pause, the operator could not receive the reports of any agent, so the pause does not count as silence of
-agents. Time in the operator's own queues does not count either (decision "Pauses of a process do not count as
-silence").
+During a pause, the operator cannot receive the reports of any agent, so the pause does not count as silence of agents.
+Time in the operator's own queues does not count either (decision "Pauses of a process do not count as silence").
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from concertina.plan.observed import AgentView, Call
 TICK_SECONDS = 0.5
 """Longest interval in seconds between two calls of `StallDetector.seconds`."""
 NOTICEABLE_SECONDS = 1.0
-"""Shortest pause that is noticed. It must be shorter than constants.UNANSWERED."""
+"""Shortest pause in seconds that is detected. It must be shorter than constants.UNANSWERED."""
 
 
 class StallDetector:
@@ -30,9 +29,9 @@ class StallDetector:
 
 
 def later(view: AgentView, seconds: float) -> AgentView:
-    """Return the last known state of an agent, with all times moved later by the `seconds` of a pause.
+    """Return the last known state of an agent, with all times moved later by the `seconds` of a pause of the operator.
 
-    The pause of the operator then does not count as silence of the agent.
+    The pause then does not count as silence of the agent.
     """
     return dataclasses.replace(
         view,
@@ -49,9 +48,9 @@ def later(view: AgentView, seconds: float) -> AgentView:
 
 
 def begun(view: AgentView, now: float) -> AgentView:
-    """Return the last known state of an agent, as of the time when the operator begins to open its report stream.
+    """Return the last known state of an agent, without the time that its report stream waited in the operator.
 
-    Before this time, the stream waited in the operator. This wait does not count as silence of the agent.
+    The wait ends at `now`, when the operator begins to open the stream. It does not count as silence of the agent.
     """
     waited = 0.0 if view.queued_at is None else now - view.queued_at
     wanted_at = now if view.wanted_at is None else view.wanted_at + waited
@@ -59,10 +58,10 @@ def begun(view: AgentView, now: float) -> AgentView:
 
 
 def is_same_call(viewed: Call | None, sent: Call) -> bool:
-    """Return whether the recorded call `viewed` is the call `sent`.
+    """Return whether two records are of the same call, whatever their times of sending.
 
-    The times of sending are not compared: after a pause of the operator, the recorded time is moved later (see
-    `later`).
+    After a pause of the operator, the time in the recorded call `viewed` is moved later (see `later`), so it can differ
+    from the time in `sent`.
     """
     return viewed is not None and dataclasses.replace(viewed, sent_at=sent.sent_at) == sent
 

@@ -1,4 +1,4 @@
-"""Report stream of one agent. If the stream breaks, the operator opens it again while it needs the reports."""
+"""Report stream of one agent. If the stream breaks, the operator opens a new one while it needs the reports."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 FIRST_SECONDS, LONGEST_SECONDS = 0.05, 1.0
 """Shortest and longest delay in seconds before a stream is opened again."""
 AT_LAST_SECONDS = 0.25
-"""Extra time in seconds in which lines that have already arrived are read, before an agent counts as silent.
+"""Seconds for which the operator still reads lines that have already arrived, before an agent counts as silent.
 
-It is needed because this event loop may have been late.
+The event loop of the operator may have been late to read them.
 """
 OnReport = Callable[[protocol.Report], None]
 
@@ -68,14 +68,14 @@ metrics.begin_at_zero(metrics.AGENT_STREAM_ENDS, StreamEnd)
 
 @dataclass(frozen=True)
 class Lost:
-    """End of a report stream, with the reason as a sentence for the log."""
+    """End of a report stream: its kind, and the reason as a sentence for the log."""
 
     sentence: str
     end: StreamEnd
 
     @property
     def refusal(self) -> ConnectionRefusal | None:
-        """Reason for which the agent's host refused the report stream; None if it did not refuse the stream."""
+        """Reason for which the agent's host refused the report stream; None if the stream ended for another reason."""
         return REFUSALS.get(self.end)
 
 
@@ -93,14 +93,13 @@ async def follow(
     """Keep a report stream to an agent open until this coroutine is cancelled.
 
     Args:
-        identity: Parameters of the job's connections.
+        identity: Parameters of the connections to the job's agents.
         address: Address of the agent.
         ask: Function that returns the Watch message with which each stream begins.
-        on_waits: Function to call with False before the host is dialled and when the handshake begins, and with True
-            before a stream waits for its handshake.
-        on_report: Function to call with each report that differs from the previous one.
-        on_lost: Function to call if a stream can't be opened, breaks, or sends nothing for longer than `silence`
-            allows.
+        on_waits: Callback for waits within the operator, as described at `calls.Waits`.
+        on_report: Callback for each report that differs from the previous report.
+        on_lost: Callback for a stream that can't be opened, breaks, or sends nothing for longer than the function
+            `silence` allows.
     """
     failures = 0
 
@@ -123,7 +122,7 @@ async def follow(
 async def _stream(
     identity: ConnectionIdentity, address: str, watch: protocol.Watch, on_waits: Waits, on_report: OnReport
 ) -> Lost:
-    """Open a stream, read it until its end, and return why it ended."""
+    """Open a report stream, read it until it ends, and return why it ended."""
     last: protocol.Report | None = None
     before = 0
     """Hash of the previous line. The line itself is not stored, because it may be long."""
@@ -135,7 +134,7 @@ async def _stream(
         ):
 
             def handle(line: bytes) -> Lost | None:
-                """Handle one line. If the stream must end after this line, return the reason; otherwise return None."""
+                """Process one line. Return the reason if the stream must end after this line, otherwise None."""
                 nonlocal last, before
                 is_same, before = hash(line) == before, hash(line)
                 if is_same and not calls.wait:  # nothing has changed, which is the usual case
@@ -203,10 +202,10 @@ def is_idle(report: protocol.Report | None) -> bool:
 
 
 class _Silence:
-    """Async context manager that raises TimeoutError in its body if a stream sends nothing for too long.
+    """Async context manager that raises TimeoutError in its block if a stream sends nothing for too long.
 
-    The class uses one timer, which checks the time of the last line when it fires. One timer costs less than a new
-    timer for each of a thousand lines per second.
+    It uses one timer, which checks the time of the last line when it fires. This costs less than a new timer for each
+    line, because a thousand lines can arrive per second.
     """
 
     def __init__(self) -> None:
@@ -230,9 +229,9 @@ class _Silence:
 
     @contextlib.contextmanager
     def broken(self) -> Iterator[None]:
-        """Context manager around the handling of a line from an agent, in which the stream does not count as silent.
+        """Return a context manager for the processing of one line, during which the stream does not count as silent.
 
-        A line may have to wait in this operator, and the agent is not silent during this wait.
+        A line may have to wait in the operator, and the agent is not silent during this wait.
         """
         self._handles_line = True
         try:

@@ -1,4 +1,4 @@
-"""Get an agent's report by running a command in the agent's pod, which has a certificate of the job."""
+"""Request of an agent's report, by a command in the agent's pod, which has a certificate of the job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def agent_command(pod: Raw) -> list[str]:
 
 
 async def report_of(client: Client, namespace: str, pod: Raw) -> Report | None:
-    """Return the report of the pod's agent; None if the agent sends another message.
+    """Return the report of the pod's agent; None if the agent answers with a message of another kind.
 
     Raises:
         ApiError: When the command can't be run in the pod.

@@ -53,7 +53,7 @@ OPTIONS: Mapping[Format, Collection[str]] = {
     Format.DCP: (),
     Format.TORCHTITAN: (),
 }
-"""Options of `export` that apply to a format."""
+"""Options of `concertina checkpoint export` that are allowed for each format."""
 
 
 @contextlib.contextmanager
@@ -224,10 +224,10 @@ def export_(
 
 
 def _check_options(to: Format, given: Collection[str]) -> None:
-    """Check that each given option applies to the format.
+    """Check that each given option of `concertina checkpoint export` is allowed for the format `to`.
 
     Raises:
-        InvalidInput: When an option does not apply.
+        InvalidInput: When an option is not allowed.
     """
     from concertina_state.errors import InvalidInput
 

@@ -32,9 +32,9 @@ async def ask(target: Target, job: str, wait: bool) -> None:
 
 
 def _finished_message(job: Raw, request: str) -> str:
-    """Return the operator's message about the finished checkpoint; empty while the checkpoint is not finished.
+    """Return the operator's message about the checkpoint of this request; empty while the request is in progress.
 
-    If there is a later request, that request's checkpoint is accepted too.
+    If there is a later request, the checkpoint of the later request is accepted too.
 
     Raises:
         UserError: When the operator refuses the request, or the annotation was removed.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Row = tuple[str, str]
 MOST_ROUNDS = 12
-"""Largest number of rounds in the table. `-o json` shows all rounds."""
+"""Largest number of rounds in the table. `concertina checkpoint show -o json` shows all rounds."""
 
 
 def rows(uri: str, manifest: Manifest) -> Iterator[Row]:
@@ -77,9 +77,9 @@ def _lineage(manifest: Manifest, lineage: Lineage) -> Iterator[Row]:
 
 
 def _samples(manifest: Manifest, lineage: Lineage, begin: int) -> Iterator[Row]:
-    """Yield the rows for the samples that were used since the parent checkpoint.
+    """Yield the rows about the samples that were used since the parent checkpoint.
 
-    The data, the seed and the skipped samples determine which samples these are.
+    `begin` is the step of the parent. The data, the seed and the skipped samples determine which samples were used.
     """
     from concertina_protocol.messages.ranges import united
     from concertina_state.lineage import digest

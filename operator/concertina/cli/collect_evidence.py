@@ -1,4 +1,4 @@
-"""Collect evidence for a diagnosis from a cluster, or read it from a file."""
+"""Evidence for a diagnosis: collected from a cluster, or read from a file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from concertina_protocol.log_lines import StepDoneLine
 LOOKS = 5
 """Number of times that the agents' metrics are read.
 
-Memory that grows from each reading to the next is hardly noise.
+Memory that grows from each reading to the next is not likely to be noise.
 """
 MOST_PODS = 16
 """Largest number of pods whose metrics are read. The coordinator's pod is the first.
@@ -77,7 +77,7 @@ class EvidenceRecord(StatusModel):
     agents: tuple[AgentFigures, ...] = ()
     steps: tuple[StepLine, ...] = ()
     unseen: tuple[str, ...] = ()
-    """Sentences about what could not be read, and why."""
+    """Sentences about data that could not be read, with the reasons."""
 
     @property
     def name(self) -> str:
@@ -147,11 +147,11 @@ async def look(client: Client, namespace: str, name: str, seconds: float) -> Evi
 
 
 async def _job_after(client: Client, namespace: str, name: str, earlier: Raw, seconds: float) -> Raw:
-    """Return the job's manifest once the operator has counted at least `seconds` more of the job's time.
+    """Return the job's manifest once the operator has added at least `seconds` to the job's time in the status.
 
-    If the job ends meanwhile, or if LATE_SECONDS have passed, return the manifest as it is then. While a job does not
-    train, the operator counts its time only when something changes. The manifest of such a job is therefore returned at
-    once.
+    If the job ends first, or if LATE_SECONDS have passed, return the manifest as it is then. While a job does not
+    train, the operator updates the job's time only when something changes. The manifest of such a job is therefore
+    returned at once.
     """
     deadline = time.monotonic() + (LATE_SECONDS if word(status_of(earlier)) == "Training" else 0.0)
     while True:
@@ -187,7 +187,7 @@ async def _pods_to_read(
 
 
 async def _read_figures(client: Client, namespace: str, pod: Raw) -> AgentFigures | str:
-    """Return the metrics of the pod's agent, or a sentence that says why they are unknown."""
+    """Return the metrics of the pod's agent, or a sentence with the reason why they could not be read."""
     name = pod["metadata"]["name"]
     try:
         python, _ = agent_command(pod)
@@ -202,7 +202,7 @@ Steps = tuple[tuple[StepLine, ...], tuple[str, ...]]
 
 
 async def _steps(client: Client, namespace: str, status: JobStatus) -> Steps:
-    """Return the last steps of training that the log of the coordinator's pod shows."""
+    """Return the last training steps in the log of the coordinator's pod (the pod of rank 0)."""
     pod, steps = status.world.coordinator, []
     if not pod:
         return (), ()

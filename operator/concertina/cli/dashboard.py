@@ -35,7 +35,7 @@ HOSTS = (ADDRESS, "localhost")
 If another site's name resolves to this address (DNS rebinding), the request has that other name and is refused.
 """
 AT_ONCE = 4
-"""Largest number of jobs that are read at the same time."""
+"""Largest number of jobs that the dashboard reads at the same time."""
 MOST_KEY = 317
 """Maximum length of a label key in characters."""
 WINDOW_SECONDS, MOST_SECONDS, MOST_READINGS = 30.0, 600.0, 64
@@ -51,7 +51,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Readings:
     """Earlier readings of the jobs whose pages are open in a browser, one for each job.
 
-    A diagnosis compares the present reading of the job with the earlier one.
+    A diagnosis compares the present reading of a job with its earlier reading.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Readings:
 
 
 class Dashboard:
-    """Web server for the pages, and a watch of the jobs that they show."""
+    """Web server of the dashboard, with a watch of the jobs that its pages show."""
 
     def __init__(self, client: Client, namespace: str | None, by: str) -> None:
         """Create a dashboard that does not serve pages yet.

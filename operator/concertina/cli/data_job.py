@@ -1,6 +1,6 @@
-"""Build training data in the pods of an Indexed Job.
+"""Indexed Job that builds training data.
 
-Each pod builds its share, and the last pod to finish writes the manifest.
+Each of its pods builds a share of the data, and the last pod to finish writes the manifest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from concertina.terminal.characters import harmless
 from concertina.terminal.cluster_connection import Target, UserError
 
 HOPELESS_EXITS = (2, 78)
-"""Exit statuses after which a retry of the build can't succeed: wrong options, and invalid input."""
+"""Exit statuses of the build after which a retry can't succeed: wrong options, and invalid input."""
 _LOOK_SECONDS = 1.0
 _LAST_LINES = 40
 """Number of lines to read from the end of a pod's log: what the pod read and left out, and how the build ended."""
@@ -31,7 +31,7 @@ class DataJobOptions:
     """Options for the Indexed Job that builds the data."""
 
     arguments: tuple[str, ...]
-    """Arguments for `concertina data build`."""
+    """Arguments with which each pod runs `concertina data build`."""
     pods: int
     image: str
     secret: str = ""
@@ -95,7 +95,7 @@ def manifest(options: DataJobOptions) -> Raw:
 
 
 def _claim(text: str, index: int) -> tuple[str, str, str]:
-    """Return volume name, PersistentVolumeClaim and mount path from an option NAME=PATH.
+    """Return the volume name, the PersistentVolumeClaim and the mount path for an option NAME=PATH.
 
     Raises:
         UserError: When the option does not have that form.

@@ -18,7 +18,10 @@ from concertina.terminal.console import plain
 from concertina.terminal.show import said
 
 FOUND = 3
-"""Exit status if a problem was found. Status 1: the job could not be read. Status 2: invalid command line."""
+"""Exit status of `concertina diagnose` if a problem was found.
+
+With status 1, the job could not be read. With status 2, the command line is invalid.
+"""
 
 
 async def run(target: Target, source: str, seconds: float, as_json: bool) -> int:

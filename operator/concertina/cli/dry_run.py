@@ -15,7 +15,7 @@ from concertina.plan.state import snapshot_memory
 from concertina.terminal.cluster_connection import UserError
 
 ANY_AGENT = PodSettings("concertina/agent")
-"""Settings of the operator for the pod.
+"""Operator settings with which the dry run creates the pod's manifest.
 
 Only the operator knows the real agent image, which a dry run does not check.
 """

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 class Extra(enum.Enum):
-    """Extras that some commands need, as they are written in the brackets of a requirement."""
+    """Names of the extras of concertina-cli that some commands need, such as `storage` in `concertina-cli[storage]`."""
 
     STORAGE = "storage"
     DATA = "data"
@@ -17,7 +17,7 @@ class Extra(enum.Enum):
 
 
 class ExtraMissing(Exception):
-    """Error that a package is not installed. The message contains the command that installs it."""
+    """Error: an optional package is not installed. The message contains the command that installs the extra."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Commands for jobs. Each command sends a request to the API server, or follows a job."""
+"""Commands for jobs. Each command sends requests to the API server, or follows a job."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class LogOptions:
     """Index of the replica whose log to print; None for all replicas."""
     wanted: LogFilter
     tail: int | None
-    """Number of lines at the end of each log to begin with; None for all lines."""
+    """Number of lines to print from the end of each present log; None for all lines."""
     since_failure: bool
     as_json: bool
 
@@ -90,7 +90,8 @@ class Logs:
     async def follow(self) -> None:
         """Print the logs until the job has ended and all lines are printed.
 
-        Pods that are created later and containers that are restarted are printed from their start.
+        The logs of pods that are created later, and of containers that are restarted, are printed from their first
+        line.
         """
         streams: set[asyncio.Task[None]] = set()
 
@@ -120,9 +121,10 @@ class Logs:
             pods.cancel()
 
     def _select(self, pods: list[Raw]) -> list[Raw]:
-        """Return the pods whose logs to read, at most MOST_STREAMS.
+        """Return the pods whose logs are read, at most MOST_STREAMS.
 
-        The pod with the requested rank, the pod that failed and the coordinator's pod are always included.
+        The pod with the requested rank, the pod that failed, and the pod of the coordinator (rank 0) are always
+        included.
         """
         rank = self._options.wanted.rank
         rank_replica = "" if rank is None else self._world.replica_of(rank)
@@ -164,9 +166,9 @@ class Logs:
     async def _entries(
         self, pod: str, follow: bool, tail: int | None, previous: bool = False
     ) -> AsyncIterator[LogEntry]:
-        """Yield the entries of a container's log.
+        """Yield the entries of the log of a pod's container `trainer`.
 
-        If reading fails, the log ends there, and a sentence on stderr says so.
+        If the log can't be read any further, the iterator ends, and a sentence on stderr gives the reason.
         """
         reader, since = LogReader(pod, self._world), self._since
         try:
@@ -178,7 +180,7 @@ class Logs:
             say(f"{pod}: the log ends here: {error}")
 
     async def _started_pods(self) -> AsyncIterator[tuple[str, int | None]]:
-        """Yield each pod whose container `trainer` has started, and how many of the last lines to print first.
+        """Yield each pod whose container `trainer` has started, and how many of its last lines to print first.
 
         A pod is yielded again after each restart of that container. The number is None for all lines since the start.
         """

@@ -20,7 +20,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-"""Settings for a command that passes all its arguments to another typer app, which is only then imported."""
+"""Typer settings for a command that passes all its arguments to another typer app. That app is only imported then."""
 JOBS, CLUSTER = "Jobs", "Clusters"
 
 Namespace = Annotated[

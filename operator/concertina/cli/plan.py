@@ -39,7 +39,7 @@ from concertina_trainer.layouts import problems
 MOST_QUOTED = 1000
 """Largest number of characters that an error message quotes."""
 MOST_MEASURED = 4
-"""Number of layouts that a search measures for each layout that it shows."""
+"""Number of layouts whose memory a search measures, for each layout that the search shows."""
 WITHOUT_TORCH = (
     "Memory is not measured: that needs torch, which is not installed here. Install it, or use the trainer's image:\n"
     "  pip install 'concertina-cli[torch]'\n"
@@ -60,9 +60,9 @@ class PlanOptions:
     """Number of layouts to show; 0 to search for none."""
     memory: bool
     vocab_size: int | None
-    """Vocabulary size in the data of a custom model, for data whose manifests can't be read."""
+    """Vocabulary size of the data for a custom model, if the manifests of the data can't be read; otherwise None."""
     fields: tuple[str, ...]
-    """Other fields in the data of a custom model, as `features=float16x20`, for data whose manifests can't be read."""
+    """Other fields of the data for a custom model, such as `features=float16x20`, if the manifests can't be read."""
     python: str
     """Command that runs a Python with torch; empty for the present Python."""
     picture: Path | None
@@ -143,10 +143,10 @@ def _read(file: Path) -> tuple[str, JobSpec]:
 
 
 def _with_described_model(spec: JobSpec, trainer: TrainerConfig) -> JobSpec:
-    """Return the spec with the model that `trainer.model.from` describes.
+    """Return the spec with the model that `trainer.model.from` refers to.
 
     Raises:
-        UserError: When the description can't be read here, or the decoder does not compute the model.
+        UserError: When the description of the model can't be read here, or the bundled decoder can't compute the model.
     """
     uri, field = trainer.model.from_ or trainer.model.hf, "hf" if trainer.model.hf else "from"
     if uri is None:
@@ -210,7 +210,7 @@ def _own_model(file: Path, spec: JobSpec, options: PlanOptions, has_torch: bool)
 def _data(options: PlanOptions) -> Mapping[str, Any] | None:
     """Return the description of the training data from the command's options.
 
-    The result is None if the manifests of the data describe the data instead.
+    The result is None without such options. The manifests of the data then describe the data.
 
     Raises:
         UserError: When a field is not valid.
@@ -330,17 +330,17 @@ def _write(file: Path, text: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """Settings that a job's workers choose by themselves on a GPU."""
+    """Settings that a job's workers choose automatically for a GPU."""
 
     choice: MemoryChoice
     ranks: int
-    """Number of ranks that the settings are chosen for."""
+    """Number of ranks for which the settings are chosen."""
     remedies: Sequence[str]
-    """Changes with which the job fits; workers refuse a job that has any."""
+    """Changes with which the job would fit into memory. If there are any, the workers refuse to start."""
 
 
 def _fit(spec: JobSpec, replicas: int, own: OwnDescription | None, gpu: Gpu, options: PlanOptions) -> Fit:
-    """Return the settings that the job's workers choose when the job runs with its smallest number of replicas.
+    """Return the settings that the workers choose when the job runs with its smallest number of replicas.
 
     Raises:
         UserError: When the process that computes the settings does not answer as expected.
@@ -354,7 +354,7 @@ def _fit(spec: JobSpec, replicas: int, own: OwnDescription | None, gpu: Gpu, opt
 
 
 def _settings(asked: TrainerConfig, fit: Fit | None) -> Iterator[tuple[str, str]]:
-    """Yield rows about the settings that the spec leaves to the workers."""
+    """Yield rows about the settings that the spec does not set, so that the workers choose them."""
     if not absent(asked):
         return
     if fit is None:

@@ -1,4 +1,4 @@
-"""`concertina report`: write an HTML page about a run. The page can be shown without a network."""
+"""`concertina report`: write an HTML page about a run. A browser can show the page without a network."""
 
 from __future__ import annotations
 

@@ -44,9 +44,10 @@ def reproduced(uri: str, step: int, options: ReproductionOptions) -> Reproductio
 
 
 def _find_beginning(checkpoint: StoredCheckpoint) -> Beginning:
-    """Return the newest stored checkpoint from which training `checkpoint` again can start.
+    """Return the newest state from which training can start to reproduce `checkpoint`.
 
-    If no earlier checkpoint of this history is left, return the state from which the job began.
+    This is an earlier checkpoint of the same history. If none exists any more, it is the state from which the job
+    began.
     """
     manifest, folder = checkpoint.manifest, ObjectPrefix(catalogue.run_of(checkpoint.uri))
     locations = found(folder.entries(manifest.uid))[1]
@@ -94,7 +95,7 @@ def _check_data(manifest: Manifest) -> None:
 
 
 def words(reproduction: Reproduction) -> Sequence[str]:
-    """Return sentences about how closely the result will match the checkpoint."""
+    """Return sentences on how closely the new job's result will match the checkpoint."""
     if reproduction.differences:
         first = (
             "The samples, their order and the loss curve are the same, except for rounding. The result is "
@@ -108,13 +109,13 @@ def words(reproduction: Reproduction) -> Sequence[str]:
 
 
 def text(reproduction: Reproduction) -> str:
-    """Return the manifest as YAML, with comments about how closely the result will match the checkpoint."""
+    """Return the manifest as YAML, with comments on how closely the new job's result will match the checkpoint."""
     comments = "".join(f"# {line}\n" for line in words(reproduction))
     return comments + yaml.safe_dump(json.loads(json.dumps(reproduction.manifest)), sort_keys=False)
 
 
 def variables(options: Sequence[str]) -> Mapping[str, str]:
-    """Return the values of options in the form NAME=VALUE.
+    """Return the environment variables from options in the form NAME=VALUE.
 
     Raises:
         InvalidInput: When an option has no name or no value.

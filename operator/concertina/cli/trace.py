@@ -1,4 +1,4 @@
-"""`concertina trace`: trace a few steps of some ranks, by running a command in the agents' pods.
+"""`concertina trace`: trace a few steps of some ranks, with commands that run in the agents' pods.
 
 `concertina status --members` gets reports in the same way. The operator is not involved (decision "concertina trace
 fetches traces by exec").
@@ -36,7 +36,8 @@ MOST_RANKS = 16
 AHEAD_SECONDS = 3.0
 """Seconds between the first request and the first traced step.
 
-All ranks trace the same steps. The first of these must not have begun when the last rank receives its request.
+All ranks trace the same steps, so the first of these steps must not begin before the last rank has received its
+request.
 """
 LONGEST_SECONDS = 600.0
 _MOST_UNPACKED = 1 << 30
@@ -87,7 +88,7 @@ async def _pods(client: Client, namespace: str, job: str, world: World, ranks: l
 
 
 async def _first_step(client: Client, namespace: str, status: JobStatus) -> tuple[int, float]:
-    """Return the first step to trace and the duration of a step in seconds, from the coordinator's report.
+    """Return the first step to trace and the duration of a step in seconds, from the report of rank 0.
 
     If the duration is unknown, the step is 0, and the trace begins with the next step.
     """

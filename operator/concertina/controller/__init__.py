@@ -1,1 +1,1 @@
-"""Controller of TrainingJobs. In a planning pass, it observes a job, plans, and applies the plan."""
+"""Controller of TrainingJobs. In each planning pass, it observes one job, makes a plan, and applies the plan."""

@@ -1,4 +1,4 @@
-"""Read the resource claims that give GPUs to a job's workers (`api/claims.py`)."""
+"""Reads of the Kubernetes resource claims that give GPUs to a job's workers (`api/claims.py`)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from concertina_protocol.log import log_event
 
 
 def unread(view: JobView) -> bool:
-    """Return whether the job's number of workers depends on resource claims that have not been read yet."""
+    """Return whether the job's number of workers depends on resource claims that the operator has not read yet."""
     return view.spec is not None and not view.claims_error and bool(trainer_claims(view.spec))
 
 
 async def count_gpus(client: Client, job: CachedJob) -> None:
-    """Read the job's resource claims and set its number of workers for `workersPerReplica: Auto`.
+    """Read the job's resource claims, and set the number of workers per replica for `workersPerReplica: Auto`.
 
     If the claims can't be read, the function records the reason instead, and each planning pass reads the claims again.
-    A job with a round then keeps that round's number of workers. After a success, the claims are read again only when
-    the job's spec changes.
+    A job that has a round then keeps the number of workers of that round. After a success, the claims are read again
+    only when the job's spec changes.
 
     Raises:
         ApiError: When the API server is unreachable.

@@ -1,7 +1,7 @@
-"""Reads and writes of the Jobs of `spec.evaluationJob`.
+"""Reads and writes of the Kubernetes Jobs that evaluate checkpoints (`spec.evaluationJob`).
 
-An error here must not affect the training. An error of the API server is stored as the Job's result, or the request is
-repeated. A TrainingJob without the field causes no requests.
+An error here must not affect the training. The operator stores an error of the API server as the Job's result, or
+repeats the request. A TrainingJob without `spec.evaluationJob` causes no requests.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from concertina_protocol.log import log_event
 
 
 def look_if_due(client: Client, job: CachedJob, changed: Callable[[str], None]) -> None:
-    """List the Jobs of a TrainingJob in the background, if it has `spec.evaluationJob` and the last list is too old.
+    """List the Jobs of a TrainingJob with `spec.evaluationJob` in the background, if the last list is too old.
 
-    After the first list, Jobs are listed only while some of them have not ended. No planning pass waits for the answer,
-    because a slow API server must not delay a recovery. `changed` is called with the uid of the TrainingJob if a Job
-    has changed.
+    After the first list, Jobs are listed only while some of them have not ended. No planning pass waits for the
+    response, because a slow API server must not delay a recovery. `changed` is called with the uid of the TrainingJob
+    if a Job has changed.
     """
     view, now = job.view, time.monotonic()
     if view.spec is None or view.spec.evaluation_job is None or job.evaluation_look is not None:
@@ -63,11 +63,11 @@ async def _look(client: Client, job: CachedJob, changed: Callable[[str], None]) 
 
 
 async def create(client: Client, job: CachedJob, action: CreateEvaluationJob) -> None:
-    """Create a Job for a checkpoint. If the Job can never be created, store the error as the Job's result.
+    """Create a Job that evaluates a checkpoint. If the Job can never be created, store the error as the Job's result.
 
     Raises:
-        PreconditionFailed: When the job no longer has `spec.evaluationJob`.
-        Unreachable: When the API server does not answer.
+        PreconditionFailed: When the TrainingJob no longer has `spec.evaluationJob`.
+        Unreachable: When the API server does not respond.
     """
     view = job.view
     if view.spec is None or view.spec.evaluation_job is None:
@@ -97,7 +97,7 @@ async def create(client: Client, job: CachedJob, action: CreateEvaluationJob) ->
 
 
 def _is_of(job: CachedJob, item: Raw) -> bool:
-    """Return whether a Job belongs to this TrainingJob. A label is not enough, because a user may copy it."""
+    """Return whether a Job belongs to this TrainingJob, by owner reference. A user may copy a label."""
     return any(owner.get("uid") == job.view.uid for owner in item["metadata"].get("ownerReferences") or ())
 
 
@@ -106,10 +106,10 @@ def _failed(message: str) -> EvaluationJobView:
 
 
 async def delete(client: Client, job: CachedJob, action: DeleteEvaluationJob) -> None:
-    """Delete a Job with its pods.
+    """Delete a Job of `spec.evaluationJob` with its pods.
 
     Raises:
-        Unreachable: When the API server does not answer.
+        Unreachable: When the API server does not respond.
     """
     try:
         stored = await client.get(JOBS, job.view.namespace, action.name)

@@ -16,20 +16,21 @@ class Path(enum.StrEnum):
     """URL paths of the health endpoints."""
 
     LIVE = "/healthz"
-    """Liveness: whether the event loop runs. If it does not, only a restart helps."""
+    """Path of the liveness probe: it responds if the event loop runs. If it does not respond, only a restart helps."""
     READY = "/readyz"
-    """Readiness: whether this process works, or could work as soon as it gets the Lease."""
+    """Path of the readiness probe: whether this process works, or is a standby that could work once it gets the Lease.
+    """
     LEADER = "/leaderz"
-    """Name of the leader, as far as this process knows, as JSON."""
+    """Path that responds with the name of the leader, as far as this process knows it, in JSON."""
 
 
 class ProcessHealth:
-    """Health of this operator process, and the responses of its health endpoints."""
+    """Health of this operator process, and the handlers of its health endpoints."""
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
         self.synced = asyncio.Event()
-        """Event that is set once the leader has listed everything that existed before it started."""
+        """Event that is set once this process, as the leader, has listed all objects that existed when it started."""
 
     def unready(self) -> str:
         """Return why this process is not ready; empty if it is ready."""
@@ -40,20 +41,23 @@ class ProcessHealth:
         return ""
 
     async def live(self, _: web.Request) -> web.Response:
-        """Answer 200. The answer itself proves that the event loop runs."""
+        """Return a response with status 200. The response itself proves that the event loop runs."""
         return web.Response(text="ok\n")
 
     async def ready(self, _: web.Request) -> web.Response:
-        """Answer 200 if this process is ready, and 503 with the reason otherwise."""
+        """Return a response with status 200 if this process is ready; otherwise status 503 with the reason."""
         reason = self.unready()
         return web.Response(status=503 if reason else 200, text=f"{reason or 'ok'}\n")
 
     async def leader(self, _: web.Request) -> web.Response:
-        """Answer with the name of the leader. A standby process answers 200 too, because it is healthy."""
+        """Return a response with the name of the leader.
+
+        Its status is 200 on a standby process too, which is healthy.
+        """
         return web.json_response({"leads": self._lease.held, "leader": self._lease.holder})
 
 
 def served(address: tuple[str, int] | None, health: ProcessHealth) -> AbstractAsyncContextManager[None]:
-    """Serve the health endpoints on an address. If the address is None, serve nothing."""
+    """Serve the health endpoints on an address while the context is open. If the address is None, serve nothing."""
     answers: dict[str, Answer] = {Path.LIVE: health.live, Path.READY: health.ready, Path.LEADER: health.leader}
     return listening(address, answers)

@@ -1,6 +1,6 @@
 """Check of an installation for `helm test`: an operator is the leader, and TrainingJobs can be listed.
 
-The check has exactly the operator's permissions, so it fails if one of these permissions is missing.
+The check runs with exactly the operator's permissions, so it fails if one of the permissions that it needs is missing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LIMIT_SECONDS = 60.0
 
 
 async def check(settings: OperatorSettings, client: Client) -> list[str]:
-    """Return a sentence for each part of the installation that works.
+    """Check the installation, and return a sentence for each part that works.
 
     Raises:
         TimeoutError: When no operator renews the Lease in time.
@@ -62,7 +62,7 @@ async def _main() -> None:
 
 
 def main() -> None:
-    """Print which parts work. If a part does not work, exit with status 1 and an error message."""
+    """Print the parts that work. If a part does not work, print an error message and exit with status 1."""
     try:
         asyncio.run(_main())
     except TimeoutError:

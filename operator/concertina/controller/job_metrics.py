@@ -22,10 +22,13 @@ from concertina.plan.observed import JobView
 
 JOB_LABELS = ("namespace", "trainingjob")
 MOST_REASONS = 16
-"""Largest number of failure reasons with a series of their own in one job. Rarer reasons share one label."""
+"""Largest number of failure reasons of one job that have a time series of their own.
+
+Rarer reasons share one label value.
+"""
 OTHER = "Other"
 Values = Iterator[tuple[tuple[str, ...], float]]
-"""Samples of a metric for one job: values of the metric's own labels, and the sample's value."""
+"""Samples of one metric for one job. A sample is the values of the metric's own labels, and a number."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class JobFamily:
 
     @property
     def asked_for(self) -> str:
-        """Name of the metric in Prometheus queries: the name of a counter ends in `_total`."""
+        """Name of the metric in Prometheus queries. For a counter, this name ends in `_total`."""
         return f"{self.name}_total" if self.counter else self.name
 
     def metric(self) -> CounterMetricFamily | GaugeMetricFamily:
@@ -62,7 +65,7 @@ def _phase(job: JobView, _: float) -> Values:
 
 
 def phase_of(status: JobStatus) -> str:
-    """Return the job's phase, which kubectl shows in the column Status."""
+    """Return the job's phase, which the Status column of `kubectl get` shows."""
     return status.phase or Phase.WAITING.value
 
 
@@ -119,7 +122,7 @@ def _avoided(job: JobView, now: float) -> Values:
 
 
 def _one(value: Callable[[JobView, float], float | None]) -> Callable[[JobView, float], Values]:
-    """Return a function that computes the samples of a metric: one sample, or none if `value` returns None."""
+    """Return a function that yields the sample of a metric without own labels, unless `value` returns None."""
 
     def values(job: JobView, now: float) -> Values:
         number = value(job, now)
@@ -138,7 +141,7 @@ def _gauge(name: str, help: str, value: Callable[[JobView, float], float | None]
 
 
 def _progress(name: str, help: str, value: Callable[[JobProgress], float | None]) -> JobFamily:
-    """Return a metric family that has a series only for jobs that have reported a step."""
+    """Return a metric family for a value of the job's progress. A job has no series before its first reported step."""
     return _gauge(name, help, lambda job, _: value(job.status.progress) if job.status.progress else None)
 
 
@@ -300,7 +303,7 @@ FAMILIES = (
 
 
 class JobCollector(Collector):
-    """Collector for the metrics of a fixed list of jobs. It may be used in any thread."""
+    """Collector for the metrics of a fixed list of jobs. Any thread may use it."""
 
     def __init__(self, jobs: Sequence[JobView], now: float | None = None) -> None:
         """Create a collector for the metrics of these jobs.

@@ -1,8 +1,8 @@
 """Master keys of the operator, stored in a Secret. The certificates of all agents derive from a master key.
 
-The operator creates the Secret if it does not exist, reads it when it becomes the leader, and restores it if it is
-deleted. Each job keeps the master key with which it was started; `status.masterKey` has the key's id. New jobs use the
-Secret's entry `key`.
+The operator creates the Secret if it does not exist, reads it when the operator becomes the leader, and restores it if
+it is deleted. Each job keeps the master key with which it was started; `status.masterKey` contains the key's id. New
+jobs use the key in the Secret's entry `key`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ from concertina_protocol.log import log_event
 log = logging.getLogger(__name__)
 ACTIVE = "key"
 OLDER = "key-"
-"""Prefix of the Secret's entries with older keys. Only jobs that were started with such a key use it."""
+"""Prefix of the names of the Secret's entries with older keys.
+
+Only jobs that were started with such a key use the key.
+"""
 CHECK_SECONDS = 10.0
 # No app.kubernetes.io/instance: Argo CD would take the Secret for a part of its application and delete it.
 LABELS = {"app.kubernetes.io/name": "concertina-operator", "app.kubernetes.io/managed-by": "concertina-operator"}
 
 
 class MasterKeyError(Exception):
-    """Error that no usable master key exists. The message gives the reason."""
+    """Error: there is no usable master key. The message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class MasterKeys:
     """The operator's active master key, and older keys with which running jobs were started."""
 
     data: Mapping[str, str]
-    """Data of the Secret, in base64."""
+    """Field `data` of the Secret: the keys in base64, by name of the entry."""
     by_id: Mapping[str, bytes]
     """Keys by id, the active one first."""
 
@@ -74,18 +77,18 @@ def parse(data: Mapping[str, str]) -> MasterKeys:
 
 
 def key_id(key: bytes) -> str:
-    """Return the id of a key.
+    """Return the id of a master key.
 
-    The id is derived from the key itself. It therefore does not depend on the name of the Secret's entry (decision "The
-    status records an id of the master key").
+    The id depends only on the key itself, and not on the name of the Secret's entry (decision "The status records an id
+    of the master key").
     """
     return HKDF(hashes.SHA256(), length=4, salt=None, info=b"concertina/key-id").derive(key).hex()
 
 
 async def read(client: Client, settings: OperatorSettings) -> MasterKeys:
-    """Return the master keys. If the Secret does not exist and the settings allow it, create it.
+    """Return the master keys. If the Secret does not exist and the settings allow this, create the Secret.
 
-    If several operators create the Secret at the same time, the API server accepts the Secret of only one, and all
+    If several operators try to create the Secret at the same time, the API server accepts only the first, and all
     operators use the keys in that Secret. This coroutine waits until the API server is reachable.
 
     Raises:
@@ -108,7 +111,7 @@ async def read(client: Client, settings: OperatorSettings) -> MasterKeys:
 
 
 async def keep(client: Client, settings: OperatorSettings, keys: MasterKeys) -> None:
-    """Check periodically that the Secret with the master keys exists, and restore it if it was deleted.
+    """Check periodically whether the Secret with the master keys exists, and restore the Secret if it was deleted.
 
     Without the Secret, the next operator would create a new key and could not connect to the agents of any running job
     (decision "The operator makes its master key").

@@ -52,21 +52,22 @@ from concertina_protocol import descriptors
 from concertina_protocol.log import log_event
 
 GIVE_UP_SECONDS = 10.0
-"""Seconds after which a pass is aborted if it can't reach the API server. A later pass observes the job anew."""
+"""Seconds without the API server after which a planning pass is aborted. A later pass observes the job again."""
 COLLECT = (50_000, 20, 20)
-"""Thresholds of Python's cyclic garbage collector.
+"""Thresholds of Python's cyclic garbage collector (`gc.set_threshold`).
 
-With the defaults, the collector used a quarter of the operator's processor time with a thousand jobs, up to 0.75 s at a
-time. Nearly all objects that the operator drops are freed without the collector, because they are in no cycle.
+With the defaults and a thousand jobs, the collector used a quarter of the operator's processor time, up to 0.75 s at a
+time. Nearly all objects that the operator drops are in no cycle, so they are freed without the collector.
 """
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 30.0
-"""Shortest and longest delay in seconds before a background task is restarted, or a job is looked up again."""
+"""Shortest and longest delay in seconds before the operator restarts a background task or repeats the look-up of a job.
+"""
 SERVER_VERSION_SECONDS = 3600.0
 """Seconds between two requests for the API server's version."""
 GANG_APIS_SECONDS = 60.0
 """Seconds between two requests for the gang scheduling APIs that the API server serves."""
 STEADY_SECONDS = 60.0
-"""Seconds for which a background task must run so that its end does not count as another failure in a row."""
+"""Seconds for which a background task must run to reset its count of consecutive failures."""
 
 
 def main() -> None:
@@ -90,7 +91,7 @@ def main() -> None:
 
 
 async def serve(settings: OperatorSettings) -> int:
-    """Run the operator until it is stopped, and return its exit code."""
+    """Run the operator until it is stopped, and return the exit code of the process."""
     stop = asyncio.Event()
     _on_signals(stop)
     access = await operator_access()
@@ -125,7 +126,7 @@ async def serve(settings: OperatorSettings) -> int:
 
 
 def exporting(on: bool) -> AbstractAsyncContextManager[tracing.Export | None]:
-    """Return a context manager that yields a function for the export of traces, or None if tracing is off."""
+    """Return a context manager that yields the function that exports traces, or None if tracing is off."""
     if not on:
         return nullcontext()
     # Import only when needed: the import delays a new operator, which may have to recover jobs.
@@ -181,15 +182,15 @@ class Operator:
         keys: MasterKeys,
         trace: tracing.Export | None,
     ) -> None:
-        """Create the components of the operator, and connect them with each other. Nothing runs yet.
+        """Create the components of the operator, and connect them with each other. No component runs yet.
 
         Args:
             settings: Settings of the operator.
             client: Client for planning passes and watches.
-            pods: Client for writes in the background.
+            pods: Client for background writes.
             lease: Lease that this process holds.
             keys: Master keys.
-            trace: Function that exports traces, or None.
+            trace: Function that exports traces, or None if tracing is off.
         """
         self._settings = settings
         self._client = client
@@ -247,11 +248,14 @@ class Operator:
         )
         self._queue = KeyedQueue(self._reconciler.run, self._lane)
         self._job_versions: dict[str | None, str] = {}
-        """Resource version of the first list of jobs, by namespace. The watch continues from this version."""
+        """resourceVersion of the first list of jobs, by namespace (None: all namespaces).
+
+        The watch continues from this version.
+        """
         self._checks: dict[str, asyncio.Task[None]] = {}
-        """Look-ups of jobs in progress, by the job's uid."""
+        """Tasks that check whether a job still exists, by the job's uid."""
         self._listings: set[asyncio.Task[None]] = set()
-        """Tasks that list the jobs of newly selected namespaces."""
+        """Tasks that list the jobs of namespaces that the operator begins to serve."""
 
     async def run(self, stop: asyncio.Event, jobs: TrainingJobs, synced: asyncio.Event) -> int:
         """Run until `stop` is set (exit code 0) or a background task ends (exit code 1). Return the exit code.
@@ -259,7 +263,7 @@ class Operator:
         Args:
             stop: Event that ends the operator.
             jobs: Watch of TrainingJobs.
-            synced: Event to set once everything that existed before this operator is known.
+            synced: Event to set once the caches contain all objects that existed before this operator started.
         """
         parts = [asyncio.create_task(_kept_running(name, part), name=name) for name, part in self._parts().items()]
         try:
@@ -287,9 +291,9 @@ class Operator:
             await asyncio.gather(*parts, return_exceptions=True)
 
     def _parts(self) -> dict[str, Part]:
-        """Return the functions that run the background tasks, keyed by name.
+        """Return the coroutine functions of the background tasks, keyed by name.
 
-        They run while this process is the leader.
+        The tasks run while this process is the leader.
         """
         parts: dict[str, Part] = {
             **{f"pods/{namespace or '*'}": pods.run for namespace, pods in self._pods.items()},
@@ -328,10 +332,10 @@ class Operator:
             await asyncio.sleep(GANG_APIS_SECONDS)
 
     async def _sync(self) -> None:
-        """Wait until the caches contain everything that existed before this operator started.
+        """Wait until the caches contain all objects that existed before this operator started.
 
-        No planning pass may start earlier. The operator does not wait for namespaces in `watchNamespaces` whose pods it
-        may not list. `TrainingJobs` reports the jobs of these namespaces later.
+        No planning pass may start before that. Namespaces in `watchNamespaces` whose pods the operator has no
+        permission to list are not waited for. `TrainingJobs` reports the jobs of these namespaces later.
         """
         if self._selected is not None:
             await self._selected.reflector.synced.wait()
@@ -371,7 +375,7 @@ class Operator:
         return 0 if done <= {stopped} else 1
 
     def look(self) -> JobCollector:
-        """Update the operator's gauges for a scrape of Prometheus, and return a collector of the jobs' metrics."""
+        """Update the operator's gauges for a scrape by Prometheus, and return a collector of the jobs' metrics."""
         metrics.LEADER.labels(LEASE).set(self._lease.held)
         self._queue.set_gauges()
         self._connections.set_gauges()
@@ -384,7 +388,7 @@ class Operator:
     # --- callbacks of the parts -----------------------------------------------------------------------------------
 
     def _lane(self, uid: str) -> Hashable:
-        """Return the group to which the job belongs in the queue of planning passes. Different groups take turns."""
+        """Return the group in which the job waits for a planning pass. Different groups take turns."""
         job = self._cache.job(uid)
         return job.lane if job else None
 
@@ -406,10 +410,10 @@ class Operator:
         self._queue.forget(uid)
 
     def _begin_to_serve(self, namespace: str) -> None:
-        """List the jobs of a newly selected namespace.
+        """List the jobs of a namespace that the operator begins to serve.
 
-        The watch has already delivered these jobs, but they were ignored, because the operator did not serve the
-        namespace then.
+        The watch has already reported these jobs, but the operator ignored them, because it did not serve the namespace
+        then.
         """
         listing = asyncio.create_task(self._list_jobs_of(namespace))
         self._listings.add(listing)
@@ -425,10 +429,11 @@ class Operator:
         log_event("namespace served", namespace=namespace)
 
     def _on_listed(self, namespace: str | None, uids: set[str]) -> None:
-        """Look up each cached job that is missing from a new list of its namespace, or of all namespaces.
+        """Check whether each cached job that is missing from a new list still exists.
 
-        Such a job was created after the list, or its deletion was missed. kopf never reports a missed deletion
-        (decision "kopf through its public API").
+        The list is of one namespace, or of all namespaces if `namespace` is None. A missing job was created after the
+        list, or the watch missed its deletion. kopf never reports a missed deletion (decision "kopf through its public
+        API").
         """
         for job in [job.view for job in self._cache.jobs()]:
             if job.uid not in uids and namespace in (None, job.namespace):
@@ -442,9 +447,9 @@ class Operator:
             del self._checks[uid]
 
     async def _check(self, uid: str) -> None:
-        """Request a job until the API server answers, and remove the job from the cache if it no longer exists.
+        """Check whether a job still exists, and remove it from the cache if not. Retry until the API server responds.
 
-        A job that needs no work would otherwise stay in the cache.
+        A deleted job for which there is nothing to do would otherwise stay in the cache.
         """
         for failures in itertools.count():
             try:
@@ -463,7 +468,7 @@ def _on_signals(stop: asyncio.Event) -> None:
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Run `work` until `stop` is set, and return whether `work` finished before that. If not, cancel `work`."""
+    """Run `work`, cancel it if `stop` is set before it finishes, and return whether it finished."""
     task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)

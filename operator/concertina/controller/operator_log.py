@@ -1,4 +1,4 @@
-"""Convert Python log records to the log format of `concertina_protocol.log`."""
+"""Conversion of Python log records to the log format of `concertina_protocol.log`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concertina_protocol.log import LogFormat, log_event, write_as
 
 
 class LogLevel(enum.Enum):
-    """Levels of log records. Records below the chosen level are not written."""
+    """Levels of Python's log records. Records below the configured level are not written."""
 
     DEBUG = "DEBUG"
     INFO = "INFO"
@@ -30,7 +30,8 @@ def configure(level: LogLevel, format: LogFormat) -> None:
     """Configure the operator's log.
 
     Args:
-        level: Lowest level of Python's log records. The operator's decisions and actions are always logged.
+        level: Lowest level of Python's log records that are written. The operator's decisions and actions are always
+            logged.
         format: Format of the log lines.
     """
     write_as(format)

@@ -1,4 +1,4 @@
-"""Export rounds as OpenTelemetry traces to a collector, by OTLP over HTTP.
+"""Export of one OpenTelemetry trace per round to a collector, by OTLP over HTTP.
 
 A thread of the SDK sends the traces. If the thread can't keep up, traces are dropped, so that no planning pass waits
 for a collector (decision "Traces are dropped, not waited for"). OpenTelemetry's environment variables set the
@@ -31,16 +31,16 @@ from concertina_protocol.traces import trace_id
 NAME = "concertina-operator"
 """Service name in the traces, unless OTEL_SERVICE_NAME is set."""
 QUEUE = 8192
-"""Largest number of spans in the queue. That is enough for 600 rounds of small jobs."""
+"""Largest number of spans in the queue. The traces of 600 rounds of small jobs fit."""
 BATCH, DELAY_SECONDS = 512, 1.0
 FAREWELL_SECONDS = 2.0
-"""Seconds for sending the queued spans when the operator ends."""
+"""Time limit in seconds to send the queued spans when the operator stops."""
 NANO = 10**9
 
 
 @contextlib.asynccontextmanager
 async def exporting() -> AsyncIterator[Export]:
-    """Yield the function that exports traces."""
+    """Yield the function that exports traces. At the end of the context, send the traces that are still queued."""
     session = requests.Session()
     session.stream = True  # the body of a collector's answer is never read, so its size does not matter
     traces = _Traces(OTLPSpanExporter(session=session))
@@ -54,7 +54,7 @@ async def exporting() -> AsyncIterator[Export]:
 
 
 class _Ids(RandomIdGenerator):
-    """Id generator for OpenTelemetry: a new trace gets the id in the attribute `trace`."""
+    """Generator of OpenTelemetry ids. Each new trace gets the id that was set in the attribute `trace`."""
 
     trace = 0
 
@@ -63,13 +63,13 @@ class _Ids(RandomIdGenerator):
 
 
 class _Counted(SpanExporter):
-    """Span exporter that counts the exported spans by result, for a metric."""
+    """Span exporter that counts the exported spans in a metric, by result."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
         self._ended = threading.Event()
         self.done = 0
-        """Number of spans that have left the queue. Only the SDK's thread changes it."""
+        """Number of spans that the SDK has taken from the queue. Only the SDK's thread changes it."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Export the spans. After `shutdown`, count them as failed instead."""
@@ -84,7 +84,7 @@ class _Counted(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Stop exporting. This also interrupts the wait before a retry."""
+        """Stop the export, and interrupt the wait before a retry if there is one."""
         if not self._ended.is_set():
             self._ended.set()
             self._exporter.shutdown()

@@ -1,4 +1,7 @@
-"""Queue of keys (uids of jobs) that need work. If a key is added many times within a short time, the work runs once."""
+"""Queue of keys (uids of jobs) whose work must run.
+
+If a key is added many times within a short time, its work runs once.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ from concertina.turns import FairLimiter
 
 log = logging.getLogger(__name__)
 WORKERS = 32
-"""Largest number of passes at a time.
+"""Largest number of planning passes at a time.
 
-Only one pass decides at a time. Most others wait for status writes, of which half as many run at a time.
+Only one pass makes decisions at a time. Most of the other passes wait for status writes, of which half as many run at a
+time.
 """
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 30.0
 """Shortest and longest delay in seconds before a key whose work failed is tried again."""
@@ -24,11 +28,11 @@ FIRST_SECONDS, LONGEST_SECONDS = 0.2, 30.0
 
 @dataclass
 class _Entry:
-    """State of one key in the queue, for example whether its work is running."""
+    """State of one key in the queue: whether its work waits, runs or has failed."""
 
     task: asyncio.Task[None] | None = None
     wanted_at: float | None = None
-    """Monotonic time since which the key waits for a run; None if it does not wait."""
+    """Monotonic time since which the key has waited for a run; None if it does not wait."""
     begun_at: float | None = None
     """Monotonic time at which the current run began; None if the key does not run."""
     last_begun: float = -math.inf
@@ -37,13 +41,13 @@ class _Entry:
     """True if the key was removed during its run, so that the result of the run is ignored."""
     timer: asyncio.TimerHandle | None = None
     failures: int = 0
-    """Number of failed runs in a row.
+    """Number of consecutive failed runs.
 
-    If it is not 0, only a timer starts the next run, so that a failing key is not run for each event.
+    After a failure, only a timer starts the next run, so that new events do not run a failing key immediately.
     """
 
     def want(self) -> None:
-        """Record that the work for the key must run: now, or after its present run."""
+        """Record that the work for the key must run: now, or after its current run."""
         if self.wanted_at is None:
             self.wanted_at = time.perf_counter()
             metrics.QUEUE_ADDS.inc()
@@ -52,10 +56,10 @@ class _Entry:
 class KeyedQueue:
     """Queue that calls `work(key)` for each added key.
 
-    `work` returns the seconds after which it must run again even if the key is not added, or None. If `work` raises,
-    the queue calls it again with a backoff, and other keys are not delayed. Each key belongs to a lane (`lane(key)`).
-    If more keys wait than there are workers, the lanes take turns. A lane with a thousand keys therefore does not delay
-    the keys of other lanes.
+    `work` returns the seconds after which it must be called again even if the key is not added again, or None. If
+    `work` raises an exception, the queue calls it again after a growing delay, and other keys are not delayed. Each key
+    belongs to a lane (`lane(key)`). If more keys wait than there are worker tasks, the lanes take turns. A lane with a
+    thousand keys therefore does not delay the keys of other lanes.
     """
 
     def __init__(
@@ -72,7 +76,7 @@ class KeyedQueue:
         self._open = False
 
     def start(self) -> None:
-        """Start the tasks that call `work` for the keys in the queue, and for keys that are added later."""
+        """Start the worker tasks, which call `work` for keys that are in the queue now or are added later."""
         self._open = True
         for key in list(self._entries):
             self.add(key)
@@ -95,7 +99,7 @@ class KeyedQueue:
         entry.task = asyncio.create_task(self._run(key, entry), name=f"job {key}")
 
     def add_within(self, key: str, seconds: float) -> None:
-        """Call `work` for the key in at most `seconds` seconds."""
+        """Call `work` for the key after at most `seconds` seconds."""
         entry = self._entries.setdefault(key, _Entry())
         entry.forgotten = False
         if not self._open or self._closed or entry.wanted_at is not None:
@@ -117,7 +121,7 @@ class KeyedQueue:
             self.add(key)
 
     def forget(self, key: str) -> None:
-        """Cancel future calls of `work` for the key, until the key is added again."""
+        """Remove the key. `work` is not called for it again unless the key is added again."""
         if entry := self._entries.get(key):
             entry.wanted_at, entry.forgotten = None, True
             if entry.timer is not None:
@@ -137,7 +141,7 @@ class KeyedQueue:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def set_gauges(self) -> None:
-        """Update the metrics of waiting and running keys."""
+        """Set the gauges for the number of waiting keys and of running keys."""
         now, entries = time.perf_counter(), self._entries.values()
         under_way = [now - entry.begun_at for entry in entries if entry.begun_at is not None]
         metrics.QUEUE_DEPTH.set(sum(entry.wanted_at is not None for entry in entries))

@@ -27,15 +27,18 @@ from concertina.plan.kueue import WorkloadView
 from concertina_protocol.log import log_event
 
 CHECK_SECONDS = 60.0
-"""Seconds between two checks whether the API server serves Kueue's API."""
+"""Seconds between two checks of whether the API server serves Kueue's API."""
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 10.0
 """Shortest and longest delay in seconds before a failed check is repeated."""
 ORPHAN_SECONDS = 1.0
-"""Seconds between two searches for Workloads whose job is gone."""
+"""Seconds between two searches for Workloads whose TrainingJob no longer exists."""
 
 
 class QueueWatch:
-    """Keeps the cache of Kueue's objects up to date. The event `known` is set once the cache is complete."""
+    """Watches that keep the cache of Kueue's objects up to date.
+
+    The event `known` is set once the cache is complete.
+    """
 
     def __init__(
         self,
@@ -60,27 +63,27 @@ class QueueWatch:
         self._others: list[Reflector[Any]] = []
         """Reflectors of flavors and priority classes."""
         self.known = asyncio.Event()
-        """Event that is set once it is known whether Kueue's API is served.
+        """Event that is set once the operator knows whether the API server serves Kueue's API.
 
-        If so, its objects are then in the cache.
+        If it does, Kueue's objects are in the cache by then.
         """
         self._asked = asyncio.Event()
-        """Event that is set to request the next check at once."""
+        """Event that is set to start the next check of Kueue's API at once."""
 
     def assume(self, workload: Raw) -> None:
-        """Store a Workload that the API server returned after a write of this operator.
+        """Store a Workload that the API server returned for a write of this operator.
 
-        The cache then has the Workload before the watch reports it.
+        The cache then contains the new version before the watch reports it.
         """
         reflector = self._workloads.get(workload["metadata"]["namespace"]) or self._workloads.get(None)
         if reflector is not None:
             reflector.assume(workload)
 
     async def look(self) -> None:
-        """Check now whether Kueue's API is served, and return once that is known.
+        """Check now whether Kueue's API is served, and return once the result is known.
 
-        Kueue may have been installed since the last check. Without a new check, a job with a queue would start without
-        quota.
+        Kueue may have been installed since the last periodic check. Without a new check, a job with a queue would start
+        without quota.
         """
         if self._cache.queues.served:
             return
@@ -89,7 +92,7 @@ class QueueWatch:
         await self.known.wait()
 
     async def run(self) -> None:
-        """Watch Kueue's objects whenever the API server serves Kueue's API."""
+        """Check periodically whether the API server serves Kueue's API, and watch Kueue's objects while it does."""
         while True:
             self._asked.clear()
             if not await self._is_served():
@@ -136,7 +139,7 @@ class QueueWatch:
         return [*self._workloads.values(), *self._others]
 
     async def _follow_state(self) -> None:
-        """Set the event `known` after the first lists, and record whether the operator may read Kueue's Workloads."""
+        """Set the event `known` after the first lists, and record whether the operator may read Workloads."""
         everything = [*self._workloads.values(), *self._others]
         await asyncio.gather(*(reflector.answered.wait() for reflector in everything))
         while not all(reflector.synced.is_set() for reflector in self._workloads.values()):
@@ -147,7 +150,7 @@ class QueueWatch:
         self.known.set()
 
     async def drop_orphans(self) -> None:
-        """Remove the finalizers of Workloads whose job is gone, once the job has no pods left."""
+        """Remove the finalizers of Workloads whose TrainingJob no longer exists, once no pods of the job are left."""
         while True:
             await asyncio.sleep(ORPHAN_SECONDS)
             for workload in list(self._cache.queues.orphans()) if self._may_act() else ():

@@ -1,4 +1,7 @@
-"""One planning pass for one job: observe the job, plan, and apply the plan. Every event about a job causes a pass."""
+"""Planning pass for one job: observe the job, make a plan, and apply the plan.
+
+Every event about a job causes a pass.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,9 @@ from concertina_protocol.log import log_event
 
 log = logging.getLogger(__name__)
 NOT_NOW_SECONDS = 1.0
-"""Seconds before the next try if the Lease may be lost or the API server is unreachable."""
+"""Seconds before the next planning pass if the Lease may be lost or the API server is unreachable."""
 AGAIN_SECONDS = 0.02
-"""Shortest delay in seconds before a pass with an outdated observation is repeated."""
+"""Shortest delay in seconds before a planning pass with an outdated observation is repeated."""
 LONGEST_SECONDS = 30.0
 FORBIDDEN_SECONDS = 3.0
 SERVED_BY_ANOTHER = Event(
@@ -54,22 +57,22 @@ class _Decision:
     plan: Plan
     change: StatusChange | None
     at: float
-    """Monotonic time of the observation."""
+    """Monotonic time at which the job was observed."""
 
 
 def _most_members(job: CachedJob) -> int:
-    """Return the largest number of members in a round about which the job's agents may report.
+    """Return the largest number of members that a report of the job's agents may contain.
 
-    The number limits the amount of data that the operator accepts from an agent. Only pods with an IP address count.
-    Otherwise, a job with one running pod could request a thousand replicas, and its agent could send a thousand
-    members' reports.
+    This number limits the amount of data that the operator accepts from an agent. Only pods with an IP address count.
+    Otherwise, a job with one running pod could request a thousand replicas, and its agent could report a thousand
+    members.
     """
     return max(sum(bool(pod.ip) for pod in job.pods.values()), len(job.view.status.world.members))
 
 
 @dataclass
 class Reconciler:
-    """Runs the planning passes of all jobs: observe, plan, and apply the plan."""
+    """Runs the planning passes of all jobs."""
 
     cache: ClusterCache
     connections: AgentConnections
@@ -82,12 +85,12 @@ class Reconciler:
     trace: Export | None
     """Function that exports traces; None if tracing is off."""
     may_act: Callable[[], bool]
-    """Function that returns whether this operator may act.
+    """Function that returns whether this operator process may perform actions.
 
-    It returns False while another operator may be the leader.
+    It returns False while another operator process may be the leader.
     """
     changed_within: Callable[[str, float], None]
-    """Function that schedules a job's next pass within a number of seconds."""
+    """Function that schedules a job's next planning pass to run within a number of seconds."""
     look_for_queues: Callable[[], Awaitable[None]]
     """Coroutine function that returns once it is known whether the API server serves Kueue's API."""
     silence: SilenceLimit = field(default_factory=SilenceLimit)
@@ -95,9 +98,9 @@ class Reconciler:
     of_another: set[str] = field(default_factory=set)
     """Uids of jobs that another operator serves, and whose master key this operator lacks."""
     _deciding: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Lock that lets only one pass decide at a time.
+    """Lock that lets only one planning pass make decisions at a time.
 
-    Between two passes, the event loop handles everything else that is waiting.
+    Between two decisions, the event loop runs its other waiting tasks.
     """
 
     def __post_init__(self) -> None:
@@ -110,7 +113,9 @@ class Reconciler:
         self._writes.close()
 
     async def run(self, uid: str) -> float | None:
-        """Run one planning pass for the job. Return the seconds until the job's next pass, or None.
+        """Run one planning pass for the job.
+
+        Return the seconds until the job's next pass; None if only an event causes it.
 
         Raises:
             ApiError: When `_again` does not expect the error. The job's status already reports the error.
@@ -155,9 +160,9 @@ class Reconciler:
         return decision.plan.recheck_after
 
     def _yield_seconds(self, job: CachedJob, key: bytes | None) -> float:
-        """Return the seconds for which another operator may manage the job, so that this one does nothing.
+        """Return the seconds for which this operator must not act, because another one may manage the job.
 
-        The result is 0.0 if this operator has the job's master key, or if no other operator seems to serve the job.
+        The result is 0.0 if this operator has the job's master key, or if no other operator seems to manage the job.
         """
         uid, seconds = job.view.uid, 0.0
         if key is None:
@@ -173,9 +178,9 @@ class Reconciler:
         return seconds
 
     async def _written(self, job: CachedJob) -> _Decision | None:
-        """Make the plan and write the job's status. Return the plan, or None if the job is gone.
+        """Make a plan and write the job's status. Return the plan, or None if the job no longer exists.
 
-        If the status can't be written, the planning pass performs no other action. A pass that is based on an outdated
+        If the status write fails, the planning pass performs no other action. A pass that is based on an outdated
         observation therefore does no harm (decision "One status write a pass").
 
         Raises:
@@ -199,7 +204,7 @@ class Reconciler:
             return self._decide_now(job)
 
     def _decide_now(self, job: CachedJob) -> _Decision | None:
-        """Observe the job and make a plan. Return None if the job is gone.
+        """Observe the job and make a plan. Return None if the job no longer exists.
 
         Raises:
             PreconditionFailed: When another operator may be the leader, or resource claims must be read first.
@@ -226,7 +231,7 @@ class Reconciler:
         return _Decision(observed, plan, change, observed_at)
 
     def _say(self, job: CachedJob, plan: Plan) -> None:
-        """Start the plan's calls to agents, and record its Kubernetes events, in the order of plan/actions.py.
+        """Start the plan's calls to agents, and queue its Kubernetes events, in the order of plan/actions.py.
 
         Calls and events are sent in the background, so that no planning pass waits for them.
         """
@@ -244,9 +249,9 @@ class Reconciler:
             self.trace(uid, plan.trace)
 
     def _give_up_silent(self, job: CachedJob, plan: Plan) -> None:
-        """Treat the pod whose agent has been silent longest as dead, so that the next planning pass replaces the pod.
+        """Mark the pod whose agent has been silent longest as dead, so that the next planning pass replaces the pod.
 
-        `SilenceLimit` limits how many pods are treated in this way.
+        `SilenceLimit` limits how many pods are marked.
         """
         job.given_up &= frozenset(plan.silent)
         waiting = [uid for uid in plan.silent if uid not in job.given_up]
@@ -259,7 +264,7 @@ class Reconciler:
         self.changed_within(job.view.uid, seconds)
 
     async def _not_written(self, job: CachedJob, action: Action, error: Exception) -> None:
-        """Handle the error of a background write. The next planning pass of the job decides what to do."""
+        """Process the error of a failed background write. The job's next planning pass decides what to do."""
         uid = job.view.uid
         retry_seconds = await self._again(job, error) if isinstance(error, PreconditionFailed | ApiError) else None
         if retry_seconds is None and self.cache.job(uid):
@@ -273,7 +278,7 @@ class Reconciler:
     async def _again(self, job: CachedJob, error: PreconditionFailed | ApiError) -> float | None:
         """Return the seconds until the job's next planning pass after an expected error.
 
-        The result is None if the error is not expected, or if the job is gone.
+        The result is None if the error is not expected, or if the job no longer exists.
         """
         if isinstance(error, PreconditionFailed | Conflict):
             job.preconditions_failed += 1
@@ -295,7 +300,7 @@ class Reconciler:
         return None
 
     async def check(self, uid: str) -> bool:
-        """Return whether the API server still has the job. If not, remove the job from the cache."""
+        """Return whether the job exists in the API server. If not, remove the job from the cache."""
         job = self.cache.job(uid)
         if job is None:
             return False
@@ -310,7 +315,7 @@ class Reconciler:
         return False
 
     def forget(self, uid: str) -> None:
-        """Remove a deleted job from the cache and end its connections."""
+        """Remove a deleted job from the cache, and close the connections to its agents."""
         if job := self.cache.job(uid):
             log_event("forgotten", **job.named(), uid=uid)
         self.cache.forget_job(uid)

@@ -23,13 +23,13 @@ from concertina.kube.errors import ApiError
 from concertina.metrics import REGISTRY
 
 REST = 3.0
-"""Ratio of the pause after a response to the time that the response took.
+"""Ratio of the pause after the creation of a response to the time that the creation took.
 
-A client that scrapes all the time therefore uses at most a quarter of a processor.
+Even a client that scrapes all the time therefore uses at most a quarter of a processor.
 """
 Answer = Callable[[web.Request], Awaitable[web.Response]]
 Look = Callable[[], Collector | None]
-"""Function that updates the gauges of the current state.
+"""Function that is called for each scrape and updates gauges of the current state.
 
 It may return a collector of further metrics, which is collected outside of the event loop.
 """
@@ -39,11 +39,11 @@ It may return a collector of further metrics, which is collected outside of the 
 async def endpoints(
     settings: OperatorSettings, looks: Iterable[Look], reviews: TokenReviews | None = None
 ) -> AsyncIterator[None]:
-    """Serve the metrics, whether or not this process holds the Lease. Each scrape calls all functions in `looks`.
+    """Serve the operator's metrics while the context is open, whether or not this process holds the Lease.
 
     Args:
         settings: Settings of the operator.
-        looks: Functions that update gauges.
+        looks: Functions to call for each scrape, which update gauges.
         reviews: Token reviews for `MetricsAccess.REVIEW`.
     """
     guard = _Guard(settings.metrics_access, settings.metrics_token, reviews)
@@ -54,7 +54,7 @@ async def endpoints(
 
 @contextlib.asynccontextmanager
 async def listening(address: tuple[str, int] | None, answers: Mapping[str, Answer]) -> AsyncIterator[None]:
-    """Serve HTTP paths on an address. If the address is None, serve nothing."""
+    """Serve HTTP paths on an address while the context is open. If the address is None, serve nothing."""
     if address is None:
         yield
         return
@@ -70,7 +70,7 @@ async def listening(address: tuple[str, int] | None, answers: Mapping[str, Answe
 
 
 class _Guard:
-    """Check of whether the sender of a request may read the operator's metrics."""
+    """Check of whether the client that sent a request may read the operator's metrics."""
 
     def __init__(self, access: MetricsAccess, token: str, reviews: TokenReviews | None) -> None:
         self._access = access
@@ -124,10 +124,10 @@ def _refused(status: int, sentence: str) -> web.Response:
 
 
 class _CollectedMetrics(Collector):
-    """Collector that returns the metrics in `families` and then collects the metrics in `more`.
+    """Collector that returns the metrics in `families`, and then collects the metrics of `more`.
 
-    The operator's own metrics are collected in the event loop, where they can't change meanwhile. A thread then
-    collects the metrics of jobs and writes the text.
+    The operator's own metrics are collected in the event loop, so that they can't change during the collection. A
+    thread then collects the metrics of jobs and writes the text.
     """
 
     def __init__(self, families: list[Metric], more: list[Collector]) -> None:
@@ -139,7 +139,7 @@ class _CollectedMetrics(Collector):
 
 @dataclass(frozen=True)
 class _Exposition:
-    """Text of the metrics, in the form in which Prometheus receives it."""
+    """Text of all metrics at one time, in Prometheus' exposition format."""
 
     content_type: str
     began: float
@@ -148,11 +148,11 @@ class _Exposition:
 
 
 class _Metrics:
-    """Endpoint for the operator's metrics.
+    """HTTP endpoint for the operator's metrics.
 
     The text for a thousand jobs takes 0.3 s of processor time and 20 MiB. Only one text is created at a time, and all
-    requests that arrived before its start get this text. Then the endpoint pauses for REST times as long as the text
-    took, so that frequent requests can't use up the operator's processor time.
+    requests that arrived before its creation began get this text. Then the endpoint pauses for REST times as long as
+    the creation took, so that frequent requests can't use up the operator's processor time.
     """
 
     def __init__(self, guard: _Guard, looks: Iterable[Look]) -> None:

@@ -21,45 +21,56 @@ from concertina_protocol import PORT, addresses
 from concertina_protocol.log import LogFormat
 
 TAINTS, CONDITIONS = "CONCERTINA_NOTICE_TAINTS", "CONCERTINA_FAULT_CONDITIONS"
-"""Variable with a comma-separated list of notice taints. Unset: well-known taints. Empty: none."""
+"""Environment variables of the operator with comma-separated lists of notice taints and of fault conditions.
+
+If a variable is not set, the well-known taints or conditions apply. If it is empty, none apply.
+"""
 
 
 PULL_POLICY = "CONCERTINA_IMAGE_AGENT_PULL_POLICY"
-"""Variable with the pull policy of the agent's image. Unset: Kubernetes chooses by the image's tag."""
+"""Environment variable of the operator with the pull policy of the agent's image.
+
+If it is not set, Kubernetes chooses the policy by the image's tag.
+"""
 
 
 POD_METRICS = "CONCERTINA_POD_METRICS"
-"""Variable with the port on which agents serve metrics. Unset or 0: agents serve no metrics."""
+"""Environment variable of the operator with the port on which agents serve metrics.
+
+If it is 0 or not set, agents serve no metrics.
+"""
 
 
 LEASE = "concertina-operator"
-"""Name of the Lease for a Helm release called concertina.
+"""Default name of the Lease, for a Helm release called concertina.
 
-Other releases set the variable CONCERTINA_LEASE, so that two releases in one namespace do not share a Lease.
+For other releases, the chart sets the environment variable CONCERTINA_LEASE, so that two releases in one namespace do
+not share a Lease.
 """
 
 
 OTLP = "OTEL_EXPORTER_OTLP"
-"""Prefix of OpenTelemetry's variables.
+"""Prefix of OpenTelemetry's environment variables for the export.
 
-A variable with _TRACES after this prefix applies to traces only and takes precedence.
+A variable with _TRACES after this prefix applies only to traces, and takes precedence over the general variable.
 """
 _HEADERS = re.compile(r"([\w.-]+ *=[ !#-+\--:<-\[\]-~]*(, *|$))+", re.ASCII)
 
 
 class MetricsAccess(enum.Enum):
-    """Ways in which the operator decides which clients may read its metrics."""
+    """Rules for which clients may read the operator's metrics."""
 
     OPEN = "Open"
-    """Every client that can reach the port."""
+    """Every client that can reach the port may read the metrics."""
     TOKEN = "Token"
-    """Clients that present the token from the settings. If there is no token, no client may."""
+    """Clients may read the metrics if they present `metrics_token`. If that token is empty, no client may."""
     REVIEW = "Review"
-    """Clients that present a token of the cluster whose account may `get` the URL /metrics."""
+    """Clients may read the metrics if the account of their cluster token may `get` the URL /metrics.
+    """
 
 
 class OperatorSettingsError(Exception):
-    """A setting is missing or invalid. The message says which one."""
+    """Error: a setting is missing or invalid. The message names the setting."""
 
 
 @dataclass(frozen=True)
@@ -69,35 +80,41 @@ class OperatorSettings:
     namespace: str
     """Namespace in which the operator runs. It contains the operator's Lease."""
     identity: str
-    """Name of this process in the Lease."""
+    """Identity of this process in the Lease."""
     master_key_secret: str
     """Name of the Secret with the master key, in the operator's namespace."""
     makes_master_key: bool
-    """True if the operator creates the Secret with the master key if it does not exist. Otherwise a user must."""
+    """True if the operator creates the Secret with the master key when it does not exist.
+
+    If False, a user must create it.
+    """
     pods: PodSettings
     watch_namespaces: tuple[str, ...]
-    """Namespaces that the operator serves. Empty: all namespaces, or those that match `namespace_selector`."""
+    """Namespaces that the operator serves.
+
+    If empty, it serves all namespaces, or those that match `namespace_selector`.
+    """
     health: tuple[str, int] | None
-    """Host and port of the health probes; None for no probes."""
+    """Host and port on which the operator serves the kubelet's health probes; None to serve none."""
     lease: str = LEASE
-    """Name of the Lease. Of several operators with the same Lease, only one acts at a time."""
+    """Name of the Lease. Only one of the operators with the same Lease acts at a time."""
     metrics: tuple[str, int] | None = None
-    """Host and port of /metrics; None if metrics are not served."""
+    """Host and port on which the operator serves /metrics; None to serve no metrics."""
     metrics_access: MetricsAccess = MetricsAccess.OPEN
     metrics_token: str = ""
-    """Token for `MetricsAccess.TOKEN`."""
+    """Token that clients must present with `MetricsAccess.TOKEN`."""
     namespace_selector: str = ""
     """Label selector for the namespaces that the operator serves. Empty: all namespaces match."""
     watch_nodes: bool = True
-    """True if the operator watches nodes. If not, it decides without knowledge of nodes."""
+    """True if the operator watches nodes. If False, it decides without information about nodes."""
     tracing: bool = False
-    """True if rounds are exported as traces to a collector."""
+    """True if the operator exports a trace of each round to a collector."""
     log_level: LogLevel = LogLevel.INFO
     log_format: LogFormat = LogFormat.JSON
     notice_taints: tuple[str, ...] = NOTICE_TAINTS
-    """Taints, as key or key=value, that announce the termination of a node."""
+    """Taints that announce the termination of a node, as KEY or KEY=VALUE."""
     fault_conditions: tuple[str, ...] = FAULT_CONDITIONS
-    """Node conditions, as type or type=status, which say that a node is faulty."""
+    """Node conditions that say that a node is faulty, as TYPE or TYPE=STATUS."""
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> OperatorSettings:
@@ -138,7 +155,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> OperatorSet
 
 
 def _names(environment: Mapping[str, str], name: str, default: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the entries of a comma-separated list, or the default if the environment variable is not set."""
+    """Return the entries of a comma-separated list in an environment variable, or the default if it is not set."""
     text = environment.get(name)
     return default if text is None else notice_taints.parse(text)
 
@@ -158,7 +175,7 @@ E = TypeVar("E", bound=enum.Enum)
 
 
 def _one_of(members: type[E], environment: Mapping[str, str], name: str, default: E) -> E:
-    """Return the enum member whose value a variable contains, ignoring case.
+    """Return the enum member whose value the environment variable `name` contains, ignoring case; `default` if not set.
 
     Raises:
         OperatorSettingsError: When no member has that value.
@@ -173,7 +190,7 @@ def _one_of(members: type[E], environment: Mapping[str, str], name: str, default
 
 
 def _pod_metrics(environment: Mapping[str, str]) -> AgentMetrics | None:
-    """Return the settings of the agents' metrics; None if agents serve no metrics.
+    """Return the settings for the metrics endpoint of agents; None if agents serve no metrics.
 
     Raises:
         OperatorSettingsError: When the port is invalid.
@@ -233,7 +250,7 @@ def _tracing(environment: Mapping[str, str]) -> bool:
 
 
 def _address(environment: Mapping[str, str], name: str) -> tuple[str, int] | None:
-    """Return the host and port from a variable; None if it is not set.
+    """Return the host and port in the environment variable `name`; None if it is not set.
 
     Raises:
         OperatorSettingsError: When the value is not HOST:PORT.

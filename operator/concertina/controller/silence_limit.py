@@ -1,4 +1,4 @@
-"""Limit on how many pods the operator treats as dead only because their agent is silent.
+"""Limit on how many pods the operator counts as dead only because their agents are silent.
 
 Decision "Silent pods are replaced at a limited rate" gives the reason.
 """
@@ -11,34 +11,37 @@ from collections import deque
 from collections.abc import Callable
 
 NAMESPACE_SECONDS = 10.0
-"""Shortest interval in seconds between two pods of one namespace that are given up."""
+"""Shortest interval in seconds between two silent pods of one namespace that begin to count as dead."""
 PER_MINUTE, MINUTE = 6, 60.0
-"""Largest number of pods, over all namespaces, that are given up within MINUTE seconds."""
+"""Largest number of silent pods, over all namespaces, that begin to count as dead within MINUTE seconds."""
 REMEMBERED_SECONDS = 600.0
-"""Seconds for which a given-up pod counts against its namespace when the next namespace is chosen."""
+"""Seconds for which a pod that counts as dead lowers the precedence of its namespace.
+
+When pods of several namespaces wait, the namespace with the fewest such pods comes first.
+"""
 LATE_SECONDS = 5.0
-"""Seconds by which a waiting namespace may ask too late without losing its place."""
+"""Seconds by which a namespace may call `ask` too late without losing its place among the waiting namespaces."""
 
 
 class SilenceLimit:
-    """Limit on the number of pods that the operator counts as dead because their agent is silent.
+    """Limit on the rate at which silent pods begin to count as dead.
 
-    The limit is one pod in 10 s in each namespace, and six pods in a minute in all namespaces together. If pods of
-    several namespaces wait to be counted as dead, the namespace with the fewest pods that were counted comes first, so
-    that no namespace uses up the limit of the others.
+    The limit is one pod in 10 s for each namespace, and six pods in a minute for all namespaces together. If pods of
+    several namespaces wait, the namespace with the fewest pods in the last ten minutes comes first, so that no
+    namespace uses up the limit of the others.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._granted: deque[tuple[float, str]] = deque()
-        """Time and namespace of each pod that was given up."""
+        """Time at which each pod began to count as dead, with the pod's namespace."""
         self._waiting: dict[str, float] = {}
-        """Waiting namespaces in the order of their first request, with the time until which each has its place."""
+        """Waiting namespaces in the order of their first request, with the time after which each loses its place."""
 
     def ask(self, namespace: str) -> float:
-        """Return 0.0 if a silent pod of the namespace may be treated as dead now, and count that pod.
+        """Return 0.0 if a silent pod of the namespace may count as dead from now on, and record that it does.
 
-        Otherwise, return the seconds after which to ask again.
+        Otherwise, return the seconds after which to call this method again.
         """
         now = self._clock()
         while self._granted and self._granted[0][0] <= now - REMEMBERED_SECONDS:
@@ -57,7 +60,7 @@ class SilenceLimit:
         return last + NAMESPACE_SECONDS - now
 
     def _common_wait(self, namespace: str, now: float) -> float:
-        """Return the seconds until the limit over all namespaces lets a pod of `namespace` count as dead."""
+        """Return the seconds until the limit for all namespaces allows a pod of `namespace` to count as dead."""
         names = list(self._waiting)
         if namespace not in self._waiting:
             names.append(namespace)

@@ -1,4 +1,4 @@
-"""Write the status of a job, unless another operator has begun a round since the job was observed.
+"""Writes of a job's status, which fail if another operator has begun a round since the job was observed.
 
 A round is a period in which a fixed set of replicas trains. The status contains a claim: the operator's decision to
 begin a round. A write fails if the stored claim is not the one that the operator observed.
@@ -29,16 +29,16 @@ from concertina_protocol.traces import trace_id
 SLOTS = 16
 """Largest number of status writes at a time, over all jobs."""
 CLAIM_FIELDS = ("round", "claimId", "committed")
-"""Fields that identify a claim."""
+"""Fields of `status.world` that identify a claim (the operator's decision to begin a round)."""
 
 
 class PreconditionFailed(Exception):
-    """Error that an observation is outdated. The operator must observe the job and plan again."""
+    """Error: an observation is outdated. The operator must observe the job and plan again."""
 
 
 @dataclass(frozen=True)
 class StatusChange:
-    """Change of a job's status, as a plan requires it."""
+    """Change of a job's status that a plan requires."""
 
     view: JobView
     tests: list[Raw]
@@ -46,7 +46,7 @@ class StatusChange:
     wanted: Raw
     only_numbers: bool
     restores: bool
-    """True if the change only repeats conditions that another client has reverted."""
+    """True if the change only restores conditions that another client has reverted."""
 
     @classmethod
     def of(cls, job: CachedJob, plan: Plan) -> StatusChange | None:
@@ -62,7 +62,7 @@ class StatusChange:
 
 
 class StatusWriter:
-    """Writes the status of jobs, a limited number at a time."""
+    """Writer of job statuses, which limits the number of writes at a time."""
 
     def __init__(self, client: Client, cache: ClusterCache, events: Events) -> None:
         self._client = client
@@ -70,18 +70,18 @@ class StatusWriter:
         self._events = events
         self._turns = FairLimiter(SLOTS)
         self._dropped: set[tuple[str, str]] = set()
-        """Namespace and path of status fields that the API server has dropped."""
+        """Status fields that the API server has dropped, as namespace of the job and path of the field."""
 
     def turn(self, job: CachedJob) -> AbstractAsyncContextManager[bool]:
         """Return a context manager for one status write. It yields True if the write had to wait for its turn."""
         return self._turns.turn(job.lane)
 
     async def write(self, job: CachedJob, change: StatusChange) -> None:
-        """Write the status of the job.
+        """Write a change of the job's status.
 
         Raises:
-            PreconditionFailed: When another operator has begun or committed a round since the job was observed (its
-                claim differs). Nothing is written then.
+            PreconditionFailed: When another operator has begun or committed a round since the job was observed (the
+                stored claim differs from the observed one). Nothing is written then.
         """
         view, before, new_status = change.view, change.before, change.wanted
         patch = [
@@ -102,8 +102,8 @@ class StatusWriter:
     async def write_failure(self, job: CachedJob, error: Exception) -> None:
         """Report a failed planning pass in a condition, an event and a log line.
 
-        The next pass that succeeds replaces the condition. If the API server refuses the report, this method only logs
-        the refusal.
+        The next successful pass replaces the condition. If the API server refuses to store the condition, this method
+        only logs the refusal.
         """
         view = job.view
         message = f"{type(error).__name__}: {str(error)[:600] or 'no words'}"
@@ -134,8 +134,8 @@ class StatusWriter:
     def _warn_of_dropped(self, view: JobView, paths: tuple[str, ...]) -> None:
         """Report status fields that the API server dropped, once for each field and namespace.
 
-        The usual cause is an old CRD that the chart does not manage (decision "Version skew between CRD, operator and
-        agents"). Each namespace gets its own event, because its users can't see events of other namespaces.
+        The usual cause is an old CRD that was not installed by the chart (decision "Version skew between CRD, operator
+        and agents"). Each namespace gets its own event, because its users can't see events of other namespaces.
         """
         news = [path for path in paths if (view.namespace, path) not in self._dropped]
         if news:
@@ -150,9 +150,9 @@ class StatusWriter:
 
 
 def failure_conditions(status: Raw, sentence: str, generation: int) -> tuple[list[Raw], bool]:
-    """Return the conditions of a job whose planning pass failed, and whether they differ from before.
+    """Return the conditions of a job whose planning pass failed, and whether they differ from those in `status`.
 
-    Only Reconciling, ReconcileError and Stalled are changed.
+    Only the conditions Reconciling, ReconcileError and Stalled are changed.
     """
     before = {condition["type"]: condition for condition in status.get("conditions") or ()}
     now = rfc3339(int(time.time()))
@@ -179,7 +179,7 @@ def failure_conditions(status: Raw, sentence: str, generation: int) -> tuple[lis
 def dropped(written: Raw, stored: Raw, path: str = "status") -> tuple[str, ...]:
     """Return the paths of fields in `written` that are missing in `stored`, because the API server dropped them.
 
-    The API server drops fields that its CRD does not define. Of a list, only the first entry is compared.
+    The API server drops fields that its CRD does not define. Only the first entry of each list is compared.
     """
     if written == stored:
         return ()
@@ -198,21 +198,21 @@ def dropped(written: Raw, stored: Raw, path: str = "status") -> tuple[str, ...]:
 
 
 def claim_tests(status: Raw) -> list[Raw]:
-    """Return the test operations of a JSON patch that make a status write fail if the status in `status` is outdated.
+    """Return test operations of a JSON patch that make the patch fail if the stored status is newer than `status`.
 
     The tests compare the claim (the decision to begin a round), the number of failures and the skipped samples. A test
-    of the claim is not enough: a late write with the same claim could revert the other two. The messages in the claim
-    are not compared, because the API server compares escaped strings, and Go escapes strings differently from Python
-    (decision "One status write a pass").
+    of the claim alone is not enough: a late write with the same claim could revert the other two. The messages in the
+    claim are not compared, because the API server compares escaped strings, and Go escapes strings differently from
+    Python (decision "One status write a pass").
     """
     paths = ("skipped",), ("restarts", "total"), *(("world", "claim", name) for name in CLAIM_FIELDS)
     return list({test["path"]: test for test in (_test(status, path) for path in paths)}.values())
 
 
 def _test(status: Raw, path: tuple[str, ...]) -> Raw:
-    """Return the operation of a JSON patch that tests whether a field has the same value as in `status`.
+    """Return the operation of a JSON patch that tests whether a field of the stored status has its value in `status`.
 
-    If the field or its parent is absent in `status`, the operation tests that it is absent.
+    If the field or its parent is absent in `status`, the operation tests that the field is absent.
     """
     value: Any = status or None
     pointer = "/status"
@@ -224,7 +224,7 @@ def _test(status: Raw, path: tuple[str, ...]) -> Raw:
 
 
 def _log_changes(job: CachedJob, before: Raw, after: Raw) -> None:
-    """Log the beginning of a round (a new claim), its commit, and each changed condition."""
+    """Log the differences between two statuses: a new claim of a round, its commit, and changed conditions."""
     old, new = before.get("world") or {}, after.get("world") or {}
     claim = new.get("claim") or {}
     if claim and claim["claimId"] != (old.get("claim") or {}).get("claimId"):

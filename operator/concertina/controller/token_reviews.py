@@ -1,6 +1,6 @@
-"""Ask the API server whether a token may read the operator's metrics.
+"""Requests to the API server whether a client's token allows it to read the operator's metrics.
 
-The check consists of a TokenReview and a SubjectAccessReview of `get` on the URL /metrics, as in controller-runtime.
+A check consists of a TokenReview and a SubjectAccessReview of `get` on the URL /metrics, as in controller-runtime.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from concertina.kube.errors import Unreachable
 from concertina.kube.resources import ACCESS_REVIEWS, TOKEN_REVIEWS, Raw
 
 ALLOWED_SECONDS, REFUSED_SECONDS = 60.0, 10.0
-"""Seconds for which a positive and a negative answer of the API server are cached."""
+"""Seconds for which a positive and a negative result of a token review are cached."""
 REMEMBERED = 256
-"""Largest number of cached answers of each kind.
+"""Largest number of cached results of each kind (positive and negative).
 
-Negative answers are stored separately, so that random tokens do not evict positive answers.
+Negative results are stored separately, so that random tokens do not evict positive results.
 """
 AT_ONCE, WAITING = 2, 32
-"""Largest number of reviews at a time, and of callers that wait for one.
+"""Largest number of token reviews at a time, and of callers that wait for a review.
 
 This limits the load that unknown clients can cause on the API server.
 """
@@ -48,7 +48,7 @@ class _Answer:
 
 
 class TokenReviews:
-    """Reviews of tokens by the API server, with a cache of the results. Only hashes of the tokens are stored."""
+    """Token reviews by the API server, with a cache of the results. Only hashes of the tokens are stored."""
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -59,11 +59,11 @@ class TokenReviews:
         self._waiting = 0
 
     async def verdict(self, token: str) -> TokenVerdict:
-        """Return whether the token may read metrics.
+        """Return whether the token allows its owner to read metrics.
 
         Raises:
             ApiError: When the API server does not answer.
-            Unreachable: When too many tokens wait for a review.
+            Unreachable: When too many callers already wait for a review.
         """
         key = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
         if (cached := self._cached(key)) is not None:

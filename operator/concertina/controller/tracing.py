@@ -10,7 +10,7 @@ from concertina.plan.actions import RoundTrace
 
 
 class SpanResult(enum.StrEnum):
-    """Result of exporting a span, as a metric label."""
+    """Result of the export of a span, as a metric label."""
 
     EXPORTED = "exported"
     FAILED = "failed"
@@ -21,4 +21,7 @@ class SpanResult(enum.StrEnum):
 
 metrics.begin_at_zero(metrics.TRACE_SPANS, SpanResult)
 Export = Callable[[str, RoundTrace], None]
-"""Function that queues the trace of a round. Its arguments are the job's uid and the trace; it returns immediately."""
+"""Function that queues the trace of a round for export and returns immediately.
+
+Its arguments are the job's uid and the trace.
+"""

@@ -1,8 +1,8 @@
 """Writes to Kueue's Workloads.
 
-Each write names the version of the Workload for which it was planned, and fails if the Workload has changed. Before the
-operator returns quota, it lists the job's pods to check that enough of them are gone, because the cache may not contain
-the newest pods yet (decision "A job never has more pods than its quota").
+Each write names the resourceVersion of the Workload for which it was planned, and fails if the Workload has changed.
+Before the operator returns quota to Kueue, it lists the job's pods to check that enough of them are gone, because the
+cache may not contain the newest pods yet (decision "A job never has more pods than its quota").
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from concertina_protocol.log import log_event
 
 WORKLOAD_WRITES: tuple[type, ...] = get_args(WorkloadWrite)
 REQUEUED = (EvictionReason.PREEMPTED, EvictionReason.NODE_FAILURES)
-"""Eviction reasons after which Kueue queues the Workload again at once."""
+"""Reasons for an eviction after which Kueue queues the Workload again without a delay."""
 LONGEST_MESSAGE = 32768
 """Maximum length of a condition's message in characters."""
 
@@ -50,10 +50,11 @@ class WorkloadWriter:
     client: Client
     cache: ClusterCache
     assume: Callable[[Raw], None]
-    """Function that stores a Workload returned by a write, so that plans do not use an older version."""
+    """Function that stores a Workload returned by a write in the cache, so that plans use this version.
+    """
 
     async def write(self, job: CachedJob, action: WorkloadWrite) -> bool:
-        """Perform the write. Return False if the API server refused it; the reason is then in the cache.
+        """Perform the write. Return False if the API server refused it, and record the refusal in the cache.
 
         Raises:
             PreconditionFailed: When the observation is outdated, or too many pods still use the quota.
@@ -198,10 +199,10 @@ class WorkloadWriter:
     # --- reads and patches -----------------------------------------------------------------------------------------
 
     async def _live(self, job: CachedJob, key: WorkloadKey) -> Raw:
-        """Return the Workload as it is stored now.
+        """Return the Workload as the API server stores it now.
 
         Raises:
-            PreconditionFailed: When it is not the version for which the write was planned.
+            PreconditionFailed: When the Workload has changed since the write was planned.
         """
         live = await self.client.get(WORKLOADS, job.view.namespace, key.name)
         if (live["metadata"]["uid"], live["metadata"]["resourceVersion"]) != (key.uid, key.version):
@@ -276,9 +277,9 @@ def _without_finalizer(workload: Raw) -> Raw:
 
 
 def _with_counts(workload: Raw, request: Request) -> list[Raw]:
-    """Return all pod sets of a Workload with new pod counts.
+    """Return all pod sets of a Workload, with the pod counts of `request`.
 
-    A merge patch must contain all of them, because it replaces the whole list.
+    A merge patch must contain all pod sets, because it replaces the whole list.
     """
     counts = {str(pod_set): count for pod_set, count in request}
     pod_sets: Iterable[Raw] = workload["spec"]["podSets"]
@@ -291,10 +292,10 @@ def _conditions(workload: Raw) -> dict[str, Raw]:
 
 
 def _merged(conditions: dict[str, Raw], changed: Iterable[Raw]) -> list[Raw]:
-    """Return all conditions of a Workload, with the changed ones applied.
+    """Return all conditions of a Workload, with the changed conditions replaced.
 
-    A merge patch must contain all of them, because it replaces the whole list. A condition whose status does not change
-    keeps its transition time.
+    A merge patch must contain all conditions, because it replaces the whole list. A condition whose status does not
+    change keeps its transition time.
     """
     result = dict(conditions)
     for condition in changed:

@@ -1,9 +1,9 @@
-"""Writes of pods and other objects, which run in the background, outside of the planning passes.
+"""Background writes of pods and other objects, for which no planning pass waits.
 
 A job can therefore recover although the API server is slow or refuses its pods (decision "Pods are created and deleted
-in the background"). `WriteQueue` limits the writes in two ways. Over all jobs, at most SLOTS writes run at a time, and
-the jobs take turns. For each job, the number of pods that are being created is limited too: this limit (the job's
-window) grows while the API server accepts the pods. `ObjectWriter` performs a single write.
+in the background"). `WriteQueue` limits the writes in two ways. First, at most SLOTS writes of all jobs run at a time,
+and the jobs take turns. Second, for each job, the number of pods that are being created is limited. This limit (the
+job's window) grows while the API server accepts the pods. `ObjectWriter` performs a single write.
 """
 
 from __future__ import annotations
@@ -49,42 +49,44 @@ from concertina.turns import FairLimiter
 from concertina_protocol.log import log_event
 
 SLOTS, A_TURN = 16, 16
-"""Largest number of writes at a time, and number of one job's pods that are written in one turn.
+"""Largest number of writes at a time for all jobs, and number of writes of one job in one turn.
 
-If each turn wrote only one pod, a thousand jobs that start together would all start to train at the end.
+If each turn wrote only one pod, and a thousand jobs started together, all of them would begin to train at the end.
 """
 SMALLEST, FIRST, LARGEST = 1, 16, 64
-"""Window: how many pods of one job are created at a time. Its size after a refusal, its initial size and its maximum.
+"""Sizes of a job's window: after a refusal, at first, and at most.
 
-The window grows by one with each successful creation, so that a resource quota does not refuse a thousand pods.
-Kubernetes' Job controller starts slowly for the same reason.
+It limits how many pods of the job are created at a time. The window grows by one with each successful creation, so that
+a resource quota does not refuse a thousand pods at once. Kubernetes' Job controller begins slowly for the same reason.
 """
 SECRET_SECONDS = 60.0
-"""Age in seconds after which the operator creates a job's Secret again before it creates pods.
+"""Seconds after the creation of a job's Secret before the operator creates the Secret again with the next pods.
 
-The operator may not read Secrets, so it can't check whether the Secret still exists. The expected answer is 409.
+The operator may not read Secrets, so it can't check whether the Secret still exists. The expected response is 409
+(already exists).
 """
 GROUP_SECONDS = 60.0
-"""Age in seconds after which the operator checks a job's pod group again before it creates pods.
+"""Seconds after the last write of a job's pod group before the operator writes the group again with the next pods.
 
-Somebody may have deleted the pod group. Pods would then wait without any message.
+Somebody may have deleted the pod group. The pods would then wait without any message.
 """
 metrics.begin_at_zero(metrics.CREATE_REJECTIONS, [kind.name.lower() for kind in Refusal])
 
 
 @dataclass
 class _Window:
-    """Background writes of one job that are in progress or waiting, and the limit on its creations of pods."""
+    """Background writes of one job, and the limit on how many of its pods are created at a time."""
 
     wanted: Mapping[Hashable, Action] = field(default_factory=dict)
-    """Writes that the last pass planned."""
+    """Writes that the last planning pass planned, by a key that identifies each write."""
     under_way: dict[Hashable, asyncio.Task[None]] = field(default_factory=dict)
     """Tasks of the writes in progress, including those that wait for their turn."""
     size: int = FIRST
     full: bool = False
-    """True if the last pass planned more creations than the window allows."""
+    """True if the last planning pass planned more pods than the window allows."""
     held_back: bool = False
-    """True if planned writes wait because pods and Workloads must not be written at the same time."""
+    """True if planned writes wait for other writes of the job, because pods and Workloads must not be written together.
+    """
 
 
 class WriteQueue:
@@ -92,9 +94,9 @@ class WriteQueue:
 
     Args:
         write: Function that performs an action and returns whether the API server accepted it.
-        failed: Function to call with the error if `write` raises.
-        changed: Function to call with a job's uid when the job must be planned again: a write that had to wait can
-            start now, or a write was omitted.
+        failed: Function to call with the error if `write` raises one.
+        changed: Function to call with a job's uid when the job must be planned again, because a write that had to wait
+            can start now, or because a write was omitted.
         may_act: Function that returns False while another operator may be the leader. Writes are then omitted.
     """
 
@@ -113,11 +115,11 @@ class WriteQueue:
         self._windows: dict[str, _Window] = {}
 
     def start(self, job: CachedJob, actions: Iterable[Action]) -> None:
-        """Start the writes that this planning pass has planned, as far as the job's limit on new pods allows.
+        """Start the writes that a planning pass has planned, up to the job's limit on pods that are being created.
 
         Writes that are already in progress are not started again. Writes that exceed the limit are planned again by a
-        later pass. A waiting write is dropped if the next pass does not plan it again (decision "Queued pod writes
-        follow the latest pass"). Pods that have been created since the observation are left out.
+        later pass. A write that waits for its turn is dropped if the next pass does not plan it again (decision "Queued
+        pod writes follow the latest pass"). Pods that have been created since the observation are left out.
         """
         window = self._windows.setdefault(job.view.uid, _Window())
         window.wanted = {_identity(action): action for action in actions}
@@ -137,12 +139,12 @@ class WriteQueue:
         self._drop_idle(job.view.uid, window)
 
     def forget(self, uid: str) -> None:
-        """Remove a deleted job. Its writes in progress complete, and its waiting writes are dropped."""
+        """Remove a deleted job. Its writes in progress continue to their end, and its waiting writes are dropped."""
         if window := self._windows.pop(uid, None):
             window.wanted = {}
 
     def close(self) -> None:
-        """Cancel all background writes, in progress or waiting."""
+        """Cancel all background writes that are in progress or waiting."""
         for window in self._windows.values():
             for task in window.under_way.values():
                 task.cancel()
@@ -171,16 +173,16 @@ class WriteQueue:
         self._drop_idle(job.view.uid, window)
 
     def _drop_idle(self, uid: str, window: _Window) -> None:
-        """Remove a job's record of writes if nothing is in progress or waiting, to free memory."""
+        """Remove a job's entry from the queue if no write of the job is in progress or waiting, to save memory."""
         if not window.under_way and window.size >= FIRST and self._windows.get(uid) is window:
             del self._windows[uid]
 
 
 def _excludes(window: _Window, action: Action) -> bool:
-    """Return whether the action must wait for other writes of the job.
+    """Return whether the action must wait until other writes of the job have ended.
 
     Before the operator returns quota to Kueue, it counts the job's pods. No pod may be created between this count and
-    the end of the write.
+    the end of the write that returns the quota.
     """
     if isinstance(action, CreatePod | CreateRendezvous):
         return any(isinstance(key, WORKLOAD_WRITES) for key in window.under_way)
@@ -188,7 +190,7 @@ def _excludes(window: _Window, action: Action) -> bool:
 
 
 def _excludes_others(window: _Window) -> bool:
-    """Return whether a write of the job is in progress during which no other write may run."""
+    """Return whether a write of the job is in progress that excludes all other writes of the job."""
     kinds = (CreatePod, CreateRendezvous, *WORKLOAD_WRITES)
     return any(isinstance(key, kinds) for key in window.under_way)
 
@@ -209,7 +211,7 @@ def _name(job: CachedJob, action: Action) -> str:
 
 
 def _identity(action: Action) -> Hashable:
-    """Return a key that is equal for two actions with the same effect, so that the queue performs only one of them.
+    """Return a key that is equal for two actions that need to be performed only once.
 
     For example, a pod is created once, even if a later plan lists other nodes to avoid.
     """
@@ -224,20 +226,20 @@ def _identity(action: Action) -> Hashable:
 
 @dataclass
 class ObjectWriter:
-    """Performs writes of pods, pod groups, Secrets, jobs and Workloads."""
+    """Writer of pods, pod groups, Secrets, Jobs and Workloads. Each call performs one write."""
 
     client: Client
-    """Client that tries each write only once, because later passes plan a failed write again."""
+    """Client that tries each write only once. A later planning pass plans a failed write again."""
     cache: ClusterCache
     pod_settings: PodSettings
     keys: MasterKeys
     assume: Callable[[Raw], None]
-    """Function that stores a pod returned by a write, so that plans do not use an older version."""
+    """Function that stores a pod returned by a write in the cache, so that plans use this version."""
     workloads: WorkloadWriter | None = None
-    """Writer for Kueue's Workloads."""
+    """Writer for Kueue's Workloads; None without Kueue."""
 
     async def write(self, job: CachedJob, action: Action) -> bool:
-        """Perform the action. Return False if the API server refused it; the reason is then in the cache.
+        """Perform the action. Return False if the API server refused it, and record the refusal in the cache.
 
         Raises:
             TypeError: When the action is of an unknown kind.
@@ -274,7 +276,9 @@ class ObjectWriter:
         return True
 
     async def _create_within_quota(self, job: CachedJob, create: CreatePod | CreateRendezvous) -> bool:
-        """Create a pod. For a job with a queue, check first that its Workload is still admitted and has quota left.
+        """Create a pod.
+
+        For a job with a Kueue queue, check first that its Workload is admitted and has quota for the pod.
 
         Raises:
             PreconditionFailed: When there is no quota left for the pod.
@@ -319,7 +323,7 @@ class ObjectWriter:
             job.secret_made_at = time.monotonic()
 
     async def _apply_pod_group(self, job: CachedJob, group: PodGroup) -> None:
-        """Create the job's pod group or update its minimum, unless that was done recently.
+        """Create the job's pod group or update its minimum number of pods, unless that was done recently.
 
         Raises:
             PreconditionFailed: When an earlier group with the same name is still being deleted, or when the API server
@@ -339,10 +343,10 @@ class ObjectWriter:
             job.pod_group, job.pod_group_made_at, job.pod_group_deleted = group, time.monotonic(), False
 
     async def _write_pod_group(self, view: JobView, group: PodGroup) -> None:
-        """Create the pod group. If it already exists, update its minimum.
+        """Create the pod group. If it already exists, update its minimum number of pods.
 
         Raises:
-            PreconditionFailed: When the spec is invalid, or an earlier group is still being deleted.
+            PreconditionFailed: When the spec is invalid, or an earlier group with the same name is still being deleted.
         """
         if view.spec is None:
             raise PreconditionFailed("the pod group can't be made: the spec of the job can't be read anymore")
@@ -368,7 +372,8 @@ class ObjectWriter:
         """Create a pod. Return False if the API server refuses it.
 
         Raises:
-            PreconditionFailed: When the spec is invalid, or the pod existed and has been deleted meanwhile.
+            PreconditionFailed: When the spec is invalid, or when a pod with this name existed and has already been
+                deleted.
         """
         view = job.view
         if view.spec is None:

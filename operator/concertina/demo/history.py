@@ -1,4 +1,4 @@
-"""Record of a run from outside: samples of the job's status, log lines, and the demo's own actions."""
+"""Record of the demo's run: readings of the job's status, log lines, and actions of the demo."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LossPoint:
 
 @dataclass(frozen=True)
 class Mark:
-    """Action or event at one time of the demo, shown in the plot and in the summary."""
+    """Action or event at one time of the demo, which the plot and the summary show."""
 
     at: float
     what: str
@@ -52,18 +52,18 @@ class DemoHistory:
     """Most recently read status of the job."""
 
     def looked(self, status: JobStatus) -> None:
-        """Record a status of the job that has just been read."""
+        """Record a reading of the job's status."""
         self.status = status
         world, step = status.world, status.progress.step if status.progress else 0
         at_work = world.replicas if show.word(status) in ("Training", "Draining") else 0
         self.samples.append(StatusSample(time.time(), step, at_work, world.round))
 
     def stepped(self, step: StepDoneLine) -> None:
-        """Record a training step whose log line has just been read."""
+        """Record a training step from a line of the trainer's log."""
         self.losses.append(LossPoint(time.time(), step.step, step.loss))
 
     def mark(self, at: float, what: str, text: str) -> None:
-        """Record an action or event, such as the kill of a node, at a Unix time."""
+        """Record an action or event at a Unix time. `what` is its name, and `text` its description for the plot."""
         self.marks.append(Mark(at, what, text))
 
     def marked(self, what: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Command `concertina demo`: all parts of the demo in order."""
+"""Command `concertina demo`, which runs all parts of the demo in order."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def tell(console: Console, name: str, picture: Path) -> list[str]:
 
 @contextmanager
 def timed(console: Console, text: str) -> Iterator[Callable[[str], None]]:
-    """Show `text`, which names the current activity, and print the activity's duration at the end.
+    """Show `text`, which describes the current activity, and print the activity's duration at the end.
 
     Yield a function that adds a detail to the shown text.
     """
@@ -84,7 +84,7 @@ def timed(console: Console, text: str) -> Iterator[Callable[[str], None]]:
 
 
 async def play(stage: Stage, console: Console) -> DemoHistory:
-    """Apply the job, kill a node at one third of the run, start it again at half, and wait for the end.
+    """Apply the job, kill a node after a third of the steps, boot the node after half of them, and wait for the end.
 
     Return the record of the run.
     """
@@ -112,7 +112,7 @@ async def play(stage: Stage, console: Console) -> DemoHistory:
 
 
 def victim(stage: Stage, history: DemoHistory) -> str:
-    """Return the node that the demo kills: the node of a member that does not run the operator.
+    """Return the node that the demo kills: the node of a member, but not the operator's node.
 
     The demo does not test the loss of a worker together with the operator.
     """

@@ -1,4 +1,4 @@
-"""Plot of a run: the loss above, the number of replicas below, and the marked events in both."""
+"""Plot of the demo's run: the loss above, the number of replicas below, and the marked events in both."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Setup for the demo and the benchmarks: a local cluster, an S3 server, the operator from its chart, and data.
 
-The process that creates the setup owns all of it, and everything ends with that process.
+The setup belongs to the process that creates it, and ends with that process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Stage:
-    """Running setup: `cluster`, in which the operator runs, and `storage`, which has the bucket BUCKET."""
+    """Running setup: the cluster `cluster` with the operator, and the S3 server `storage` with the bucket BUCKET."""
 
     cluster: LocalCluster
     storage: s3.Server
@@ -86,7 +86,7 @@ def install_operator(up: LocalCluster, *settings: str) -> None:
 
 
 def put_secret(up: LocalCluster, storage: s3.Server, namespace: str = "default") -> None:
-    """Create the Secret `s3` with the credentials of the S3 server. The examples name it in checkpoint.secretName."""
+    """Create the Secret `s3`, which the examples name in checkpoint.secretName, with the S3 server's credentials."""
     literals = [f"--from-literal={key}={value}" for key, value in storage.environment().items()]
     up.kubectl("-n", namespace, "create", "secret", "generic", "s3", *literals)
 

@@ -12,7 +12,7 @@ from concertina.demo.stage import BUCKET, Stage
 from concertina.terminal import show
 
 RECOVERY_PROMISE = 30.0
-"""Maximum number of seconds from the kill to the next step. The benchmark has precise measurements."""
+"""Maximum number of seconds from the kill of the node to the next step. Benchmarks measure this time precisely."""
 
 
 def manifests(stage: Stage) -> list[str]:

@@ -1,4 +1,7 @@
-"""Diagnose a job by a table of checks. Each check returns a finding (a problem with its cost and advice) or None."""
+"""Diagnosis of a job with a table of checks.
+
+Each check returns a finding (a problem with its cost and advice) or None.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ CHECKS: tuple[Check, ...] = (
 """Checks in the order in which they run. If two checks find the same problem, only the first finding is used."""
 
 LEAST_SHARE = 0.005
-"""Smallest share of time that is mentioned."""
+"""Smallest share of a period that a text mentions, from 0 to 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +49,9 @@ class Diagnosis:
     """Findings about a job, and the observations on which they are based."""
 
     findings: tuple[Finding, ...]
-    """Findings: critical findings first, then in order of their cost."""
+    """Findings, in order of severity (critical findings first), and then in order of their cost."""
     saw: tuple[str, ...]
-    """Observations as sentences. They also show why there are no other findings."""
+    """Observations as sentences, which also show why there are no other findings."""
 
 
 def diagnose(evidence: JobEvidence) -> Diagnosis:

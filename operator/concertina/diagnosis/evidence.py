@@ -27,9 +27,10 @@ class AgentFigures(StatusModel):
     worker_bytes: float | None = None
     """Total resident memory of the agent's workers, in bytes."""
     finite_loss: bool | None = None
-    """True if the last loss is finite. None if the agent is not a coordinator, or no loss was reported."""
+    """True if the last loss is finite; None if the agent is not the coordinator (rank 0), or if no loss was reported.
+    """
     gpu_utilization: tuple[float, ...] = ()
-    """Share of the time in which a kernel ran, of each GPU of the replica."""
+    """Share of the time, from 0 to 1, in which each GPU of the replica ran a kernel."""
     storage_failures: float | None = None
     """Number of failed storage operations. None if the agent does not upload checkpoints."""
 
@@ -45,12 +46,12 @@ class StepLine(StatusModel):
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Time in each class (such as productive or input) within a period of the run."""
+    """Time that a run spent in each class (such as productive or input) within a period."""
 
     seconds: Mapping[str, float]
     """Seconds by goodput class, as in `Goodput.by_class`."""
     of: str
-    """Description of the period."""
+    """Description of the period, for sentences."""
 
     @property
     def total(self) -> float:
@@ -77,7 +78,10 @@ class JobEvidence:
     created: float
     """Unix time of the job's creation in seconds."""
     live: bool = False
-    """True if the job was read from a cluster. The age of a job that was read from a file is not known."""
+    """True if the job was read from a cluster.
+
+    For a job that was read from a file, it is unknown how old the data are.
+    """
     earlier: JobStatus | None = None
     agents: tuple[AgentFigures, ...] = ()
     """Values from the agents' metrics, in order of time."""
@@ -93,7 +97,7 @@ class JobEvidence:
         return self.status.phase == "Training"
 
     def age(self, timestamp: str) -> float:
-        """Return the seconds from `timestamp` to the time of the last reading."""
+        """Return the seconds from `timestamp` to the time at which the status was last read."""
         return max(0.0, self.at - unix_seconds(timestamp))
 
     @functools.cached_property
@@ -112,9 +116,10 @@ class JobEvidence:
 
     @functools.cached_property
     def window(self) -> Window:
-        """Period that the diagnosis judges: between the two readings, or the job's lifetime if it did not train then.
+        """Period for which the diagnosis is made.
 
-        The period between the readings is preferred, because it shows problems that began recently.
+        This is the time between the two readings of the status, because it shows problems that began recently. If the
+        job did not train in that time, it is the job's lifetime.
         """
         recent = self.recent
         return recent if recent is not None and recent.training >= LEAST_SECONDS else self.lifetime

@@ -15,7 +15,7 @@ STALLS = {
     "DataUnavailable": Problem.INPUT_BOTTLENECK,
     "AgentsUnreachable": Problem.OPERATOR_ISOLATED,
 }
-"""Problem for each reason of the conditions Stalled and Degraded."""
+"""Problem for each reason in the conditions Stalled and Degraded."""
 ADVICE = {
     Problem.STORAGE_REFUSES: "make room, or correct the URI, the credentials or the permissions, as the message says. "
     "The job then continues by itself",
@@ -42,9 +42,9 @@ ADVICE = {
     Problem.LOSS_SPIKE: "look at the samples of that step. To skip such samples, set trainer.anomalies.spike to Skip "
     "or RollBack. To avoid further spikes, lower the learning rate or set maxGradNorm",
 }
-"""Advice for each problem whose advice is the same for all checks."""
+"""Advice for the problems for which all checks give the same advice."""
 FEWEST_INCIDENTS = 2
-"""Minimum number of incidents for a finding. One incident is not enough."""
+"""Minimum number of interruptions for which the check `frequent` reports a finding."""
 
 
 def failed(evidence: JobEvidence) -> Finding | None:

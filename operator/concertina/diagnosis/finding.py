@@ -1,4 +1,4 @@
-"""Result of a check that has found a problem."""
+"""Type of the results of checks that have found a problem."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Finding:
     problem: Problem
     severity: Severity
     sentence: str
-    """Description of the problem, with values and the period to which they refer."""
+    """Description of the problem, with the measured values and their period."""
     advice: str
-    """What to try next."""
+    """Text that says what the user should try next."""
     lost: float = 0.0
     """Share of the job's time that the problem costs, from 0 to 1."""
 

@@ -1,4 +1,4 @@
-"""Check whether the memory of workers grows, from at least three readings of the agents' metrics."""
+"""Check of whether the memory of workers grows, from at least three readings of the agents' metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 def memory_grows(evidence: JobEvidence) -> Finding | None:
-    """Check whether the memory of any replica grows so that it will soon reach its limit.
+    """Check whether the workers' memory on any replica grows so that it will soon reach its limit.
 
     The finding reports the replica that will reach its limit first.
     """

@@ -13,7 +13,7 @@ from concertina.diagnosis.finding import Finding, warning
 from concertina.diagnosis.problems import Problem
 
 LEAST_READINGS = 3
-"""Number of readings from which the utilization of GPUs is judged, because a single one covers less than a second."""
+"""Minimum number of readings for a judgement of GPU utilization. A single reading covers less than a second."""
 
 
 def input_bottleneck(evidence: JobEvidence) -> Finding | None:
@@ -106,7 +106,10 @@ def low_mfu(evidence: JobEvidence) -> Finding | None:
 
 
 def low_gpu_utilization(evidence: JobEvidence) -> Finding | None:
-    """Check whether the GPUs of a job without an MFU are idle, from at least three readings of a replica's metrics."""
+    """Check whether the GPUs of a job without an MFU (model FLOPs utilization) are idle.
+
+    The check needs at least three readings of a replica's metrics.
+    """
     progress = evidence.status.progress
     readings = collections.defaultdict[str, list[tuple[float, ...]]](list)
     for figures in evidence.agents:

@@ -14,7 +14,7 @@ from concertina.diagnosis.problems import Problem
 from concertina.durations import duration
 
 FEWEST_STEPS = 32
-"""Minimum number of earlier steps for computing the usual loss."""
+"""Minimum number of earlier steps from which the usual loss is computed."""
 
 
 def checkpoint_old(evidence: JobEvidence) -> Finding | None:

@@ -23,7 +23,7 @@ REASONS: dict[str, Problem] = {
     "Hang": Problem.HANG,
     "CollectiveHang": Problem.HANG,
 }
-"""Problem for each reason of a failure. Alerts use the same reasons."""
+"""Problem for each reason of a failure. The alerts use the same reasons."""
 _SIGNS = (
     (Problem.LOSS_NAN, re.compile(r"the loss is (nan|-?inf)|gradient's norm (nan|-?inf)")),
     (Problem.LOSS_SPIKE, re.compile(r"the loss is [\d.]+; the mean before was [\d.]+")),
@@ -31,10 +31,10 @@ _SIGNS = (
     (Problem.STORAGE_REFUSES, re.compile(r"[Nn]o space left|There is no room left|Disk quota exceeded|StorageError")),
     (Problem.MEMORY_GROWS, re.compile(r"CUDA out of memory")),
 )
-"""Problem for each pattern in the output of a failure.
+"""Patterns in the output of a failure, each with the problem that it identifies.
 
-The patterns are used when the reason does not determine the problem. Examples are a trainer that stops because of a bad
-loss, a snapshot that can't be restored, and messages of user scripts.
+The patterns are used if the failure's reason does not determine the problem. They match, for example, the output of a
+trainer that stops because of a bad loss, of a snapshot that can't be restored, and of user scripts.
 """
 
 

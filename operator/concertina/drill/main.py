@@ -1,4 +1,4 @@
-"""Run the command `concertina drill JOB --scenario NAME`, which tests how a job recovers from a fault."""
+"""Command `concertina drill JOB --scenario NAME`, which tests how a job recovers from a fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a drill: inject a fault into a job, observe the recovery, revert the fault, and evaluate."""
+"""Run of a drill: inject a fault into a job, observe the recovery, revert the fault, and evaluate the observations."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def run(target: DrillTarget, name: str, scenario: Scenario, fault: Fault, 
 
 
 async def _steady(watch: JobWatch) -> JobStatus:
-    """Wait until all replicas train and have finished a step in the current round. Return the job's status."""
+    """Wait until all replicas train and have finished a step in the current round, and return the job's status."""
 
     def steady() -> JobStatus | None:
         status = watch.status
@@ -64,7 +64,7 @@ async def _steady(watch: JobWatch) -> JobStatus:
 def _has_wanted_size(status: JobStatus) -> bool:
     """Return whether as many replicas train as the spec requests.
 
-    The status shows both numbers, in the form 6/8.
+    The status contains both numbers as text, in the form 6/8.
     """
     have, _, want = status.world.size.partition("/")
     return have == want
@@ -161,7 +161,7 @@ class Recording:
     async def _same_round(self, seconds: float) -> None:
         """Wait until training continues in the same round.
 
-        A log line or a status that is newer than the injection shows this.
+        A log line or a status that is newer than the injection is the evidence for this.
         """
         watch, step = self._watch, self._watch.step
         news = f"a step within {seconds:g} s"
@@ -169,7 +169,7 @@ class Recording:
         self._first_after = time.time() - self._injection.at
 
     async def _straggler(self, seconds: float) -> None:
-        """Wait until `status.stragglers` contains the replica that the drill slows."""
+        """Wait until `status.stragglers` contains the replica that the drill slows down."""
 
         def named() -> bool:
             return any(mark.replica == self._injection.replica for mark in self._watch.status.stragglers)

@@ -23,7 +23,7 @@ WATCHED = "CONCERTINA_WATCH_NAMESPACES"
 OUTAGE = 5.0
 """Minimum duration in seconds of an outage of the API server or the storage."""
 SKEW = 30
-"""Largest difference in seconds between two clocks for which only recent log lines are read.
+"""Assumed limit, in seconds, for the difference between two clocks when the search reads only recent log lines.
 
 If the clocks differ more, the search reads the whole log.
 """
@@ -33,8 +33,7 @@ _PID = re.compile(r'"pid":(\d+)')
 STANDSTILL = 12.0
 """Minimum time in seconds for which the operator is stopped.
 
-It is longer than the duration of the operator's Lease, and longer than the silence after which the operator gives up an
-agent.
+It is longer than the duration of the operator's Lease, and longer than the silence after which an agent counts as lost.
 """
 
 
@@ -43,9 +42,9 @@ class ProgressSource(enum.Enum):
 
     ALL = enum.auto()
     LOGS = enum.auto()
-    """Only logs. No agent reaches the operator, so the status does not change."""
+    """Only logs. The operator is connected to no agent, so the status does not change."""
     NOTHING = enum.auto()
-    """No source. The API server itself is down."""
+    """No source, because the API server itself does not run."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class DrillTarget:
         return next(member for member in world.members if member.replica == world.coordinator)
 
     async def victim_node(self) -> str:
-        """Return the node that the drill makes fail: the node of a member that does not run the operator.
+        """Return the node on which the drill causes a fault: the node of a member, but not the operator's node.
 
         Raises:
             UserError: When all members are on the operator's node.
@@ -127,7 +126,7 @@ class DrillTarget:
         return nodes[-1]
 
     async def worker(self, member: Member) -> str:
-        """Return the pid, inside the pod, of the member's newest worker. The agent's log contains it.
+        """Return the pid, in the pod's pid namespace, of the member's newest worker. The agent's log contains the pid.
 
         Raises:
             UserError: When the log contains no pid of a worker.

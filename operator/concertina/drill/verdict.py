@@ -1,4 +1,4 @@
-"""Decide from a drill's observations whether the job has recovered as expected. Pure."""
+"""Evaluation of a drill's observations: whether the job has recovered as expected. Pure."""
 
 from __future__ import annotations
 
@@ -10,44 +10,53 @@ from concertina_protocol.log_lines import RoundStarted
 
 @dataclasses.dataclass(frozen=True)
 class Expect:
-    """Recovery that a scenario expects of the job. A field that is None expects nothing."""
+    """Recovery that a scenario expects of the job. A field that is None is not checked."""
 
     seconds: float
     """Maximum number of seconds from the injection to the next finished step."""
     new_round: bool | None = True
     """True if a new round must follow. If False, the same pods must continue. If None, both are allowed."""
     replayed: int | None = None
-    """Maximum number of steps that are repeated."""
+    """Maximum number of steps that may be repeated."""
     counted: bool | None = None
     """True if the failure must count against failurePolicy.maxRestarts."""
     reasons: tuple[str, ...] = ()
-    """Words for the cause of the failure. The reported cause must contain one of them."""
+    """Possible causes of the failure. The cause that the operator reports must contain one of these texts."""
     checkpoint: bool = False
     """True if a new checkpoint must follow after the fault is reverted."""
     named: bool = False
-    """True if the status must report the affected replica as a straggler. No first step is required in that case."""
+    """True if the status must report the affected replica as a straggler.
+
+    The first step after the injection is not checked then.
+    """
     told: tuple[str, ...] = ()
-    """Words that the condition Stalled or Degraded must contain during the fault, and must not contain at the end."""
+    """Texts that the condition Stalled or Degraded must contain during the fault, and must not contain at the end."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-    """Seconds from the injection of the fault to each event. None if an event was not observed or not expected."""
+    """Seconds from the injection of the fault to each event.
+
+    A field is None if its event was not observed or not expected.
+    """
 
     claimed: float | None = None
-    """Time at which the operator started a new round because of the fault."""
+    """Seconds until the operator began a new round because of the fault."""
     committed: float | None = None
-    """Time at which the members of the new round were final."""
+    """Seconds until the operator had chosen the members of the new round."""
     first_step: float | None = None
-    """Time at which the first step after the injection ended."""
+    """Seconds until the end of the first step after the injection."""
     named: float | None = None
-    """Time at which the status reported the affected replica as a straggler."""
+    """Seconds until the status reported the affected replica as a straggler."""
     told: float | None = None
-    """Time at which the condition Stalled or Degraded reported the fault."""
+    """Seconds until the condition Stalled or Degraded reported the fault."""
     whole: float | None = None
-    """Time at which as many replicas trained as before the fault. It includes the time until the revert."""
+    """Seconds until as many replicas trained as before the fault.
+
+    They include the time before the fault was reverted.
+    """
     checkpoint: float | None = None
-    """Time of the first checkpoint after the revert."""
+    """Seconds until the first checkpoint after the fault was reverted."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,13 +81,13 @@ class DrillObservation:
     counted: int = 0
     """Number of new failures that count against failurePolicy.maxRestarts."""
     cause: str = ""
-    """Cause that the operator reports."""
+    """Cause of the new round or failure, as the operator reports it."""
     start: RoundStarted | None = None
     """Line about the first step of the new round in the trainer's log, or None if there is none."""
     same_pods: bool = True
     steps_meanwhile: int = 0
     missing: str = ""
-    """Sentence about an event that did not happen in time. Empty if all events happened."""
+    """Sentence about an expected event that did not happen in time. Empty if all of them happened."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +122,7 @@ def evaluate(scenario: str, job: str, done: str, expect: Expect, observation: Dr
 def positions(observation: DrillObservation) -> str:
     """Return a sentence that says whether samples were skipped or repeated.
 
-    The first step of a round must follow directly after the step of the state that was restored.
+    The first step of a round must be the step after the restored state's step.
     """
     start = observation.start
     if start is None:

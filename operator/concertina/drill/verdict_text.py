@@ -1,4 +1,4 @@
-"""Show the verdict of a drill as a table in the terminal."""
+"""Table with the verdict of a drill, for the terminal."""
 
 from __future__ import annotations
 

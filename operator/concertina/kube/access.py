@@ -16,7 +16,7 @@ _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class NoAccess(Exception):
-    """Error that there is no usable configuration for the API server. The message names the source that was tried."""
+    """Error: there is no usable configuration for the API server. The message names the source that was tried."""
 
 
 class Access:
@@ -27,7 +27,7 @@ class Access:
         self._reload = reload
         self._lock = asyncio.Lock()
         self.namespace = namespace
-        """Namespace from the kubeconfig's context or of the pod; `default` if there is none."""
+        """Default namespace: that of the kubeconfig's context or of the pod; `default` if neither names one."""
 
     @property
     def server(self) -> str:
@@ -63,9 +63,9 @@ class Access:
         return await self._configuration.get_api_key_with_prefix("BearerToken") or ""
 
     async def renew(self, refused: str) -> None:
-        """Read the credentials again after the API server refused the credentials `refused`.
+        """Read the credentials again after the API server refused a request that used the credentials `refused`.
 
-        Several requests that were refused with the same credentials cause only one read.
+        If several requests were refused with the same credentials, the credentials are read only once.
         """
         async with self._lock:
             if await self.authorization() == refused:
@@ -85,7 +85,7 @@ class Access:
 
 
 async def load(kubeconfig: str | None = None, context: str | None = None) -> Access:
-    """Return the access to the API server from the first source that exists.
+    """Return the address and credentials of the API server from the first source that exists.
 
     The sources are, in this order: `kubeconfig`, KUBECONFIG, the pod's service account, and ~/.kube/config.
 

@@ -30,16 +30,20 @@ from concertina.kube.resources import API_DISCOVERY, PODS, SERVER_VERSION, Raw, 
 
 REQUEST_SECONDS = 15.0
 WATCH_SILENCE_SECONDS = 75.0
-"""Seconds without data after which a watch counts as broken. The API server sends a bookmark at least every minute."""
+"""Seconds without data after which the client treats a watch as broken.
+
+The API server sends a bookmark at least every minute.
+"""
 FIRST_SECONDS, LONGEST_SECONDS = 0.05, 3.0
 """Shortest and longest delay in seconds before a request is retried.
 
-An API server that has just started asks for a delay of 30 s, but is usually ready a second later.
+The longest delay also caps the delay that the API server requests. A server that has just started requests 30 s, but is
+usually ready a second later.
 """
 _LOST = (aiohttp.ClientError, TimeoutError)
 """Exceptions for broken connections and for responses that are not valid HTTP.
 
-Examples are a proxy that refuses to connect, and a redirect loop.
+They include a proxy that refuses to connect, and a redirect loop.
 """
 _PATCHES: dict[type, str] = {list: "application/json-patch+json", dict: "application/merge-patch+json"}
 
@@ -51,14 +55,15 @@ MOST_MESSAGE = 128 * 1024 * 1024
 FIRST_LIMIT, MOST_LIMIT = 32, 500
 """Number of objects in the first page of a list, and the largest number in any page."""
 PAGE_BYTES, MOST_PAGE_BYTES = 1 << 20, 2 << 20
-"""Target size of a page in bytes, and the size at which the client stops reading a page and requests a smaller one.
+"""Target size of a page of a list in bytes, and the size at which the client stops reading a page.
 
-A decoded page takes up to 25 times as much memory.
+The client then requests a smaller page. A decoded page takes up to 25 times as much memory.
 """
 READ_AHEAD = 1024 * 1024
-"""Number of bytes of a stream that are buffered before they are read.
+"""Size in bytes of the buffer for a streamed response, such as a watch.
 
-The API server ends a watch if the client is slow. The pods of five jobs that start in the same second take a megabyte.
+The API server ends a watch if the client reads slowly. The pods of five jobs that start in the same second take a
+megabyte.
 """
 T = TypeVar("T")
 
@@ -68,7 +73,7 @@ class _PageTooLarge(Exception):
 
 
 async def once_reachable(purpose: str, ask: Callable[[], Awaitable[T]]) -> T:
-    """Send a request with `ask`, and repeat it while the API server is unreachable. Return the result.
+    """Call `ask`, which sends a request, and repeat the call while the API server is unreachable. Return the result.
 
     Use this function if the process can do nothing without the result. If the process ended instead, the kubelet would
     restart it with increasing delays. Errors other than Unreachable are raised.
@@ -138,11 +143,11 @@ class Client:
         fields: str = "",
         chunk: int = MOST_LIMIT,
     ) -> AsyncIterator[tuple[list[Raw], str]]:
-        """Yield all objects of a kind in pages of at most `chunk` objects, each with the resourceVersion of the list.
+        """Yield all objects of a kind in pages of at most `chunk` objects, with the resourceVersion of the list.
 
-        The size of a page in bytes is limited too: the number of requested objects depends on the size of earlier pages
-        (decision "Pages of a list are bounded by bytes"). To save memory, each yielded list is cleared before the next
-        page is requested.
+        The size of a page in bytes is limited too: the client chooses the number of objects for the next page by the
+        size of earlier pages (decision "Pages of a list are bounded by bytes"). To save memory, each yielded list is
+        cleared before the next page is requested.
 
         Raises:
             Gone: When the iteration took longer than the API server keeps the list.
@@ -167,20 +172,20 @@ class Client:
     async def create(
         self, resource: Resource, namespace: str | None, body: Raw, strict: bool = False, dry_run: bool = False
     ) -> Raw:
-        """Create an object and return it.
+        """Create an object, and return it as the API server stored it.
 
         Args:
             resource: Kind of the object.
             namespace: Namespace of the object.
             body: Manifest of the object.
             strict: Whether unknown and duplicate fields are errors, as with kubectl.
-            dry_run: Whether the API server only checks the object and stores nothing.
+            dry_run: Whether the API server only validates the object and stores nothing.
         """
         params = ({"fieldValidation": "Strict"} if strict else {}) | (DRY_RUN if dry_run else {})
         return await self._json("POST", resource, resource.path(namespace), params=params, body=body)
 
     async def create_below(self, resource: Resource, namespace: str, name: str, subresource: str, body: Raw) -> Raw:
-        """Send a POST request to a subresource of an object. An eviction of a pod is an example."""
+        """Send a POST request to a subresource of an object, such as `eviction` of a pod."""
         return await self._json("POST", resource, resource.path(namespace, name, subresource), body=body)
 
     async def replace(self, resource: Resource, namespace: str | None, name: str, body: Raw) -> Raw:
@@ -213,18 +218,21 @@ class Client:
         return int(version[1]), int(version[2])
 
     async def api_versions(self) -> frozenset[str]:
-        """Return the API groups with versions that the API server serves, except for v1, as group/version."""
+        """Return all API versions that the API server serves, in the form group/version.
+
+        The core API v1 is left out.
+        """
         answer = await self._json("GET", API_DISCOVERY, "/apis")
         groups: list[Raw] = answer.get("groups") or []
         return frozenset(version["groupVersion"] for group in groups for version in group.get("versions") or ())
 
     async def resources_of(self, api_version: str) -> frozenset[str]:
-        """Return the plural names of the resources of an API version, given as group/version."""
+        """Return the plural names of the resources that the API server serves in an API version (group/version)."""
         answer = await self._json("GET", API_DISCOVERY, f"/apis/{api_version}")
         return frozenset(resource["name"] for resource in answer.get("resources") or ())
 
     async def apply(self, resource: Resource, namespace: str, name: str, body: Raw, dry_run: bool = False) -> Raw:
-        """Apply a user's manifest on the server side, as `kubectl apply --server-side --force-conflicts` does."""
+        """Apply a user's manifest with server-side apply, as `kubectl apply --server-side --force-conflicts` does."""
         params = {"fieldManager": "concertina", "force": "true", "fieldValidation": "Strict"}
         params |= DRY_RUN if dry_run else {}
         path, content = resource.path(namespace, name), "application/apply-patch+yaml"
@@ -242,7 +250,7 @@ class Client:
         grace: int | None = None,
         propagation: str = "",
     ) -> Raw | None:
-        """Delete an object. Return the object while its deletion is in progress, or None if it is gone.
+        """Delete an object. Return the object if its deletion is still in progress, or None if it no longer exists.
 
         Args:
             resource: Kind of the object.
@@ -270,7 +278,7 @@ class Client:
     async def watch(
         self, resource: Resource, namespace: str | None, version: str, labels: str = "", fields: str = ""
     ) -> AsyncIterator[tuple[str, Raw]]:
-        """Yield watch events, beginning after `version`, until the server or the network ends the watch.
+        """Yield watch events for changes after the resourceVersion `version`, until the watch ends.
 
         An event consists of its type (ADDED, MODIFIED, DELETED or BOOKMARK) and the object.
 
@@ -309,13 +317,13 @@ class Client:
         Args:
             namespace: Namespace of the pod.
             pod: Name of the pod.
-            container: Name of the container; empty for the only one.
+            container: Name of the container; empty if the pod has only one.
             follow: Whether to wait for further lines.
-            tail: Number of lines at the end of the log to begin with; None for all.
-            since: Earliest time of a line, in RFC 3339 format with whole seconds.
+            tail: Number of existing lines to yield, counted from the end of the log; None for all lines.
+            since: Time of the earliest line to yield, in RFC 3339 format with whole seconds.
             limit_bytes: Largest number of bytes to read; None for no limit.
-            timestamps: Whether each line begins with its time.
-            previous: Whether to read the log of the previous run of a restarted container.
+            timestamps: Whether the API server puts the time in front of each line.
+            previous: Whether to read the log of the container's previous run, before its last restart.
         """
         params = {"follow": "true"} if follow else {}
         if container:
@@ -406,16 +414,16 @@ class Client:
         body: Any = None,
         content: str = "application/json",
     ) -> Raw:
-        """Send a request and return the JSON response. Retry while the error may be temporary."""
+        """Send a request and return the JSON response. If the error may be temporary, retry the request."""
         with metrics.request_seconds(method, self._host, resource.plural).time():
             return (await self._answer(method, resource, path, params or {}, body, content))[0]
 
     async def _page(self, resource: Resource, path: str, params: Mapping[str, str], single: bool) -> tuple[Raw, int]:
-        """Return a page of a list and its size in bytes.
+        """Return one page of a list, and the size of the page in bytes.
 
         Raises:
-            _PageTooLarge: When the page is too large. If `single` is true, the page was requested with one object, and
-                has no limit.
+            _PageTooLarge: When the page is too large. If `single` is true, the page was requested with only one object,
+                and its size is not limited.
         """
         with metrics.request_seconds("GET", self._host, resource.plural).time():
             return await self._answer("GET", resource, path, params, most_bytes=None if single else MOST_PAGE_BYTES)
@@ -430,7 +438,9 @@ class Client:
         content: str = "application/json",
         most_bytes: int | None = None,
     ) -> tuple[Raw, int]:
-        """Return the JSON response and its size in bytes.
+        """Send a request, and return the JSON response with its size in bytes.
+
+        If the error may be temporary, retry the request.
 
         Raises:
             _PageTooLarge: When the response has more than `most_bytes` bytes.
@@ -513,7 +523,8 @@ async def _read(response: aiohttp.ClientResponse, most_bytes: int | None) -> byt
     """Read the body of a response.
 
     Raises:
-        _PageTooLarge: When the body is too large. The connection is then closed, so that the server stops sending.
+        _PageTooLarge: When the body has more than `most_bytes` bytes. The connection is then closed, so that the server
+            stops sending.
     """
     if most_bytes is None:
         return await response.read()
@@ -530,8 +541,8 @@ async def _read(response: aiohttp.ClientResponse, most_bytes: int | None) -> byt
 def _why(lost: Exception) -> str:
     """Return a description of a connection error, for an error message.
 
-    If a server or proxy has answered, the text of aiohttp's exception is not used, because it contains the URL of the
-    proxy with the password.
+    If a server or proxy has answered, the description does not use the text of aiohttp's exception. That text contains
+    the proxy's URL with its password.
     """
     if isinstance(lost, aiohttp.TooManyRedirects):
         return "it redirects in a circle"
@@ -543,24 +554,24 @@ def _why(lost: Exception) -> str:
 
 
 def _passes(status: int) -> bool:
-    """Return whether a request that failed with this HTTP status may succeed if the client repeats it."""
+    """Return whether an error with this HTTP status may be temporary, so that the client retries the request."""
     return status == 429 or status >= 500
 
 
 def _of_stream(status: int, body: bytes) -> ApiError:
-    """Return the exception for a refused request for a stream (a watch or a log).
+    """Return the exception for a stream (a watch or a log) that the API server refused with this status.
 
-    The client does not retry streams, because only the caller knows from which version to continue.
+    The client does not retry streams, because only the caller knows at which resourceVersion to continue.
     """
     error = from_status(status, body)
     return Unreachable(error.status, error.reason, error.message) if _passes(status) else error
 
 
 def _event(line: bytes) -> tuple[str, Raw]:
-    """Return the event in a line of a watch.
+    """Return the event that a line of a watch contains: its type and its object.
 
     Raises:
-        Unreachable: When the line is not an event, because the stream broke within the line.
+        Unreachable: When the line is not a complete event, because the stream broke within the line.
     """
     try:
         event = deep_json.loads(line)

@@ -1,7 +1,7 @@
 """JSON decoder and encoder that accept deeply nested objects.
 
-The API server stores objects with ten thousand levels of nesting. Python's decoder fails at a tenth of this depth. One
-such object then makes a whole list unreadable. kopf copies decoded objects, and fails at an even smaller depth.
+The API server stores objects with ten thousand levels of nesting. Python's JSON decoder fails at a tenth of this depth,
+so one such object would make a whole list unreadable. kopf copies decoded objects, and fails at an even smaller depth.
 """
 
 from __future__ import annotations
@@ -13,14 +13,20 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 DEEPEST = 100
-"""Largest number of levels that are kept. A pod in a template in an object in a list has about 20 levels."""
+"""Largest number of nesting levels in decoded values.
+
+A pod in a template in an object in a list has about 20 levels.
+"""
 LEFT_OUT = "nested too deeply"
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]')
-"""Strings and brackets in JSON. An unfinished string extends to the end of the text, so it is scanned only once."""
+"""Strings and brackets in JSON text.
+
+An unfinished string extends to the end of the text, so it is scanned only once.
+"""
 
 
 def loads(text: str | bytes) -> Any:
-    """Decode JSON like json.loads, in half the time. If the nesting is too deep, leave out the deepest parts."""
+    """Decode JSON like json.loads, but in half the time. Replace values that are nested too deeply by LEFT_OUT."""
     try:
         return _loads_whole(text)
     except RecursionError:
@@ -62,7 +68,7 @@ def _loads_whole(text: str | bytes) -> Any:
 
 
 def _loads_cut(without: str) -> Any:
-    """Decode `without`, a JSON text from which deep values were removed.
+    """Decode `without`, the JSON text from which `cut` has removed values that are nested too deeply.
 
     Raises:
         ValueError: When the text is not JSON.
@@ -74,9 +80,10 @@ def _loads_cut(without: str) -> Any:
 
 
 def _is_deep(decoded: Any) -> bool:
-    """Return whether a decoded value has more than DEEPEST levels.
+    """Return whether a decoded value has more than DEEPEST levels of nesting.
 
-    Most values are not deep. For these values, this check level by level is ten times as fast as a scan of the text.
+    The check goes through the value level by level. For values that are not deep, which are most, it is ten times as
+    fast as a scan of the JSON text.
     """
     level: list[Any] = [[decoded]]
     for _ in range(DEEPEST + 1):

@@ -26,7 +26,7 @@ class Forbidden(ApiError):
 
 
 class NamespaceEnds(Forbidden):
-    """Error: the namespace is being deleted, so the API server creates no more objects in it."""
+    """Error: the namespace is being deleted, so the API server does not create objects in it."""
 
 
 class NotFound(ApiError):
@@ -34,7 +34,7 @@ class NotFound(ApiError):
 
 
 class NotServed(NotFound):
-    """Error: the API server does not have this API, because its CustomResourceDefinition is not installed."""
+    """Error: the API server does not serve this API, because its CustomResourceDefinition is not installed."""
 
 
 class Conflict(ApiError):
@@ -60,14 +60,14 @@ class TestFailed(Invalid):
 
 
 class Unreachable(ApiError):
-    """Error: the API server gave no usable response in time.
+    """Error: the API server gave no usable response within the time limit.
 
     Each attempt failed to connect, timed out, or got the status 429 or 5xx.
     """
 
 
 class WebhookFailed(Unreachable):
-    """Error: an admission webhook gave no usable response, so the API server refuses such objects for now."""
+    """Error: an admission webhook gave no usable response, so the API server refuses its objects for now."""
 
 
 _KINDS: dict[int, type[ApiError]] = {

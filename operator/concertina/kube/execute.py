@@ -1,4 +1,4 @@
-"""Run a command in a running container, through the API server's `exec` websocket."""
+"""Run a command in a running container, through a websocket to the `exec` subresource of the pod."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_OUTPUT = 16 * 1024 * 1024
 
 
 class CommandFailed(ApiError):
-    """Error that a command in a container failed. The message contains the command's output."""
+    """Error: a command in a container failed. The message contains the command's output."""
 
 
 async def execute(
@@ -29,7 +29,7 @@ async def execute(
     seconds: float = 30.0,
     most: int = MOST_OUTPUT,
 ) -> str:
-    """Run the command and return its output.
+    """Run a command in a container, and return its output.
 
     Args:
         client: Client of the API server.
@@ -37,11 +37,11 @@ async def execute(
         pod: Name of the pod.
         container: Name of the container.
         command: Command with its arguments.
-        seconds: Time limit for the command.
+        seconds: Time limit for the command in seconds.
         most: Largest size of the output in bytes.
 
     Raises:
-        CommandFailed: When the command fails, does not end in time, or prints too much.
+        CommandFailed: When the command fails, does not end in time, or prints more than `most` bytes.
         ApiError: When the API server can't run the command.
     """
     params = [("container", container), ("stdout", "true"), ("stderr", "true")]
@@ -69,10 +69,11 @@ async def execute(
 
 
 def outcome(status: bytes, text: str) -> str:
-    """Return why a command in a container failed; empty if it succeeded.
+    """Return the reason why a command in a container failed; empty if it succeeded.
 
-    `status` is the `Status` object at the end of the stream, which says whether the command succeeded. `text` is the
-    command's output.
+    Args:
+        status: `Status` object that ends the stream, as JSON. It contains the exit code of the command.
+        text: Output of the command.
     """
     result = status_object(status)
     if result.get("status") == "Success":

@@ -1,7 +1,8 @@
 """Local copy of all objects of one kind.
 
-The copy begins with a LIST in pages, followed by a WATCH with bookmarks. After status 410, it begins again with a LIST.
-With kopf, the same copy would cost 30 times the CPU (decision "Requests to the API server through aiohttp").
+The reflector begins with a LIST in pages, and follows changes with a WATCH with bookmarks. After status 410, it begins
+again with a LIST. With kopf, the same copy would take 30 times the CPU (decision "Requests to the API server through
+aiohttp").
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ Key = tuple[str, str]
 log = logging.getLogger(__name__)
 _GHOSTS = 4096
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 1.0
-"""Shortest and longest delay in seconds before a broken watch is started again."""
+"""Shortest and longest delay in seconds before a broken watch is opened again."""
 LONGEST_FORBIDDEN_SECONDS = 20.0
-"""Longest delay in seconds before a watch without permission is tried again.
+"""Longest delay in seconds before a forbidden watch is tried again.
 
-The permission may be missing for months.
+The operator may lack the permission for months.
 """
 
 
@@ -46,7 +47,7 @@ class WatchEnd(enum.StrEnum):
 
 @dataclass(frozen=True)
 class CachedObject(Generic[T]):
-    """Object in the form in which `parse` returned it, with its uid and version."""
+    """Object in the form that `parse` returned, with its uid and resourceVersion."""
 
     uid: str
     version: int
@@ -56,8 +57,8 @@ class CachedObject(Generic[T]):
 class Reflector(Generic[T]):
     """Cache of all objects of one kind.
 
-    `parse` returns the part of an object to store. The reflector calls `changed(old, new)` for each difference,
-    including deletions.
+    `parse` returns the part of an object that is stored. The reflector calls `changed(old, new)` for each object that
+    was added, changed or deleted.
     """
 
     def __init__(
@@ -80,21 +81,25 @@ class Reflector(Generic[T]):
         self.synced = asyncio.Event()
         """Event that is set after the first complete LIST."""
         self.answered = asyncio.Event()
-        """Event that is set together with `synced`, or once the API server refuses a LIST.
+        """Event that is set together with `synced`, or when the API server refuses a LIST.
 
-        Such a refusal may last forever.
+        The API server may refuse it forever, so waiting for `synced` alone could take forever.
         """
         self.trouble = ""
-        """Message of the API server that explains why no changes arrive; empty while the watch works.
+        """Message of the last error, which explains why the cache gets no changes; empty while the watch works.
 
-        A new watch sends nothing at first, for up to a minute, until its first bookmark.
+        A successful list or an event of a watch clears the text. A new watch may send nothing until its first bookmark,
+        which can take a minute.
         """
 
     def values(self) -> Iterator[T]:
         return (cached.value for cached in self._objects.values())
 
     def assume(self, obj: Raw) -> None:
-        """Store an object that a write of this operator returned, so that plans do not use an older version."""
+        """Store an object that the API server returned for a write of this operator.
+
+        Plans then do not use an older version of the object from the watch.
+        """
         if obj["metadata"]["uid"] not in self._ghosts:
             self._put(obj)
 

@@ -19,9 +19,9 @@ class Resource:
     namespaced: bool = True
 
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
-        """Return the path of one object, or of all objects of the kind if `name` is empty.
+        """Return the API path of one object, or of the list of all objects if `name` is empty.
 
-        Without `namespace`, the path covers all namespaces.
+        Without `namespace`, the list covers all namespaces.
         """
         scope = f"namespaces/{namespace}/" if self.namespaced and namespace else ""
         return "/".join(part for part in (f"/{self.api}/{scope}{self.plural}", name, subresource) if part)
@@ -42,7 +42,7 @@ SERVER_VERSION = Resource("", "version", namespaced=False)
 ACCESS_REVIEWS = Resource("apis/authorization.k8s.io/v1", "subjectaccessreviews", namespaced=False)
 KUEUE_API = "apis/kueue.x-k8s.io/v1beta2"
 KUEUE = Resource("apis/kueue.x-k8s.io", "v1beta2", namespaced=False)
-"""Discovery document of Kueue's API. It does not exist if Kueue is not installed."""
+"""API path of Kueue's discovery document, which exists only if Kueue is installed."""
 WORKLOADS = Resource(KUEUE_API, "workloads")
 RESOURCE_FLAVORS = Resource(KUEUE_API, "resourceflavors", namespaced=False)
 WORKLOAD_PRIORITY_CLASSES = Resource(KUEUE_API, "workloadpriorityclasses", namespaced=False)

@@ -35,7 +35,7 @@ def silent(_: str) -> None:
 
 
 class LocalCluster:
-    """A local cluster that has been set up, with its kubeconfig, nodes and control plane components."""
+    """Local cluster that has been set up, with its kubeconfig, nodes and control plane components."""
 
     def __init__(self, record: ClusterRecord) -> None:
         self.record = record
@@ -75,7 +75,7 @@ class LocalCluster:
         return self.record.node_names()
 
     def kill_node(self, name: str) -> None:
-        """Send SIGKILL to all processes of the node at the same time. The API server is not informed."""
+        """Send SIGKILL to all processes of the node at the same time, as in a power failure."""
         nodes.kill(self.record, name)
 
     def stop_node(self, name: str) -> None:
@@ -87,7 +87,7 @@ class LocalCluster:
         nodes.cont(self.record, name)
 
     def start_node(self, name: str) -> None:
-        """Boot a node that was killed. The node is Ready some time later (see `wait_nodes`)."""
+        """Boot a node that was killed. The node becomes Ready some time later (see `wait_nodes`)."""
         if nodes.process(self.record, name) is None:
             nodes.finish_boot(nodes.boot(self.record, [name]))
 
@@ -97,7 +97,7 @@ class LocalCluster:
         self.kubectl("drain", name, "--force", "--ignore-daemonsets", "--delete-emptydir-data", timeout=600)
 
     def taint_node(self, name: str, *taints: str) -> None:
-        """Add taints (KEY[=VALUE]:EFFECT), or remove them (KEY[:EFFECT]-)."""
+        """Add taints in the form KEY[=VALUE]:EFFECT, or remove taints in the form KEY[:EFFECT]-."""
         nodes.process(self.record, name)
         self.kubectl("taint", "--overwrite", "nodes", name, *taints)
 
@@ -129,11 +129,11 @@ class LocalCluster:
     def start_component(self, name: str) -> None:
         """Start a component that was killed, with the same address, port and data.
 
-        A process whose first thread has ended counts as killed, although its other threads may still hold its port for
-        a moment. A component that finds its port in use ends, and is not restarted.
+        A process whose first thread has ended counts as killed, although its other threads may use its port for a
+        moment longer. A component that finds its port in use ends, and is not started again.
 
         Raises:
-            LocalClusterError: When another program keeps a port of the component.
+            LocalClusterError: When another program uses a port of the component.
         """
         if lifetime.find(self.directory, name) is None:
             for port in self.record.endpoints.ports(name):
@@ -158,16 +158,16 @@ class LocalCluster:
         )
 
     def running(self) -> dict[str, ProcessIdentity | None]:
-        """Return the processes of the control plane and the nodes, keyed by name.
+        """Return the first process of each component of the control plane and of each node, keyed by name.
 
-        The value is None if the process does not run.
+        The value is None if the component or node does not run.
         """
         component_processes = {name: lifetime.find(self.directory, name) for name in components.COMPONENTS}
         return component_processes | {name: nodes.process(self.record, name) for name in self.nodes()}
 
 
 def attach(name: str) -> LocalCluster:
-    """Return a cluster that runs or was set up before.
+    """Return the cluster with this name, which must have been set up before.
 
     Raises:
         LocalClusterError: When there is no cluster with this name, or when it is on another machine.
@@ -190,9 +190,10 @@ def serving(server: str) -> LocalCluster | None:
 
 
 def up(name: str, options: Options, say: Say = silent) -> LocalCluster:
-    """Start a cluster that continues to run after this process ends. If it already runs completely, leave it unchanged.
+    """Start a cluster that continues to run after this process ends. If the cluster already runs, leave it unchanged.
 
-    If a cluster is incomplete, for example after a restart of the machine, its remains are removed first.
+    If only a part of the cluster runs, for example after a restart of the machine, the remaining processes and files
+    are removed first.
 
     Raises:
         LocalClusterError: When the cluster runs with other options, or cannot be started.
@@ -229,7 +230,7 @@ def owned(name: str, options: Options, say: Say = silent) -> Iterator[LocalClust
     The cluster is also stopped after an exception, after Ctrl-C and if this process is killed with SIGKILL.
 
     Raises:
-        LocalClusterError: When the cluster already runs, because this process must not stop it then.
+        LocalClusterError: When a cluster of this name already runs, because this process must not stop that cluster.
     """
     with lifetime.sole_owner(name):
         existing = state.load(state.directory(name))
@@ -274,10 +275,7 @@ def _create(name: str, folder: Path, options: Options, binaries: dict[str, Path]
 
 
 def _off_by_default(options: Options) -> components.OffByDefault:
-    """Return the Kubernetes features to switch on because of `options`.
-
-    Kubernetes does not enable these features by default.
-    """
+    """Return the Kubernetes features that `options` require and that Kubernetes does not enable by default."""
     admission = "OwnerReferencesPermissionEnforcement" if options.owner_permissions else ""
     if not options.gang_scheduling:
         return components.OffByDefault(admission=admission)

@@ -2,4 +2,4 @@
 
 
 class LocalClusterError(Exception):
-    """Problem that the user must know or solve. The message says what happened, why, and what to do."""
+    """Error that the user must solve or know about. The message says what happened, why, and what to do."""

@@ -1,6 +1,6 @@
-"""Operations on the nodes of a local cluster from outside: define, boot, kill, stop and continue.
+"""Operations on the nodes of a local cluster from outside: configure, boot, kill, stop and continue.
 
-A node is process 1 of its pid namespace and all processes below it.
+A node consists of the first process of its pid namespace and all processes below that process.
 """
 
 import json
@@ -57,7 +57,7 @@ def _memory() -> str:
 
 
 def boot(record: ClusterRecord, names: Sequence[str]) -> "subprocess.Popen[str]":
-    """Start to boot nodes. finish_boot() waits until they have booted."""
+    """Start to boot nodes, and return the process that boots them. Pass this process to `finish_boot`."""
     folders = [str(record.directory / "nodes" / name) for name in names]
     command = [sys.executable, "-m", "concertina.local.node", *folders]
     environment = os.environ | {MARKER: str(record.directory)}
@@ -73,7 +73,7 @@ def boot(record: ClusterRecord, names: Sequence[str]) -> "subprocess.Popen[str]"
 
 
 def finish_boot(booting: "subprocess.Popen[str]") -> None:
-    """Wait until the nodes have booted.
+    """Wait until the nodes have booted. `booting` is the result of `boot`.
 
     Raises:
         LocalClusterError: When the machine does not allow the Linux namespaces of the nodes.
@@ -85,7 +85,7 @@ def finish_boot(booting: "subprocess.Popen[str]") -> None:
 
 
 def process(record: ClusterRecord, name: str) -> ProcessIdentity | None:
-    """Return process 1 of a node; None if the node is down.
+    """Return the first process of a node; None if the node does not run.
 
     Raises:
         LocalClusterError: When there is no such node.
@@ -102,10 +102,10 @@ def process(record: ClusterRecord, name: str) -> ProcessIdentity | None:
 
 
 def running(record: ClusterRecord, name: str) -> ProcessIdentity:
-    """Return process 1 of a running node.
+    """Return the first process of a running node.
 
     Raises:
-        LocalClusterError: When the node is down, or there is no such node.
+        LocalClusterError: When the node does not run, or there is no such node.
     """
     identity = process(record, name)
     if identity is None:
@@ -114,7 +114,7 @@ def running(record: ClusterRecord, name: str) -> ProcessIdentity:
 
 
 def kill(record: ClusterRecord, name: str) -> None:
-    """Kill all processes of the node at the same time, as in a power failure. The API server is not informed.
+    """Kill all processes of the node at the same time, as in a power failure. The API server gets no notice.
 
     Raises:
         LocalClusterError: When a process does not end.

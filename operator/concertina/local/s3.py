@@ -32,14 +32,14 @@ NONE: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class S3Settings:
-    """Settings of an S3 server, as in s3.json of its state folder."""
+    """Settings of an S3 server, as stored in s3.json of the server's state folder."""
 
     ports: dict[str, int]
     access_key: str
     secret_key: str
     buckets: list[str]
     flags: dict[str, str] = field(default_factory=dict)
-    """Additional flags of `weed mini`."""
+    """Additional command-line flags of `weed mini`, by name."""
 
 
 class Server:
@@ -51,7 +51,10 @@ class Server:
         self.endpoint = f"http://{_ADDRESS}:{settings.ports['s3.port']}"
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables that S3 clients read. A job's checkpoint Secret has the same entries."""
+        """Return the environment variables with which S3 clients connect.
+
+        A job's checkpoint Secret has the same entries.
+        """
         return {
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,

@@ -41,7 +41,7 @@ class Rendezvous:
     """Parameters with which the operator starts torchrun in a member's pod, with `launcher: Torchrun`."""
 
     address: str
-    """Address of torchrun's store, as host:port."""
+    """Address (host:port) of the pod that serves torchrun's TCPStore."""
     round: int
     least: int
     """Minimum number of replicas that torchrun needs to start."""
@@ -58,7 +58,7 @@ class PodQuota:
     """
     pod_set: PodSet
     changes: PodChanges = field(default=PodChanges(), hash=False)
-    """Labels, tolerations and other fields that Kueue's admission adds to the pod."""
+    """Labels, tolerations and other fields that the pod gets because of Kueue's admission."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +85,15 @@ class CreatePod:
     never_nodes: tuple[str, ...] = ()
     """Nodes on which the pod must not run (a requirement), because other nodes have enough free resources."""
     standby: bool = False
-    """True if the pod is for a standby replica, which preferably runs on a node without other replicas of the job."""
+    """True if the pod is for a standby replica. The pod preferably runs on a node without other replicas of the job."""
     snapshot_memory: int | None = None
-    """Upper bound in bytes for the snapshots of the bundled trainer; None if they are unbounded."""
+    """Upper bound in bytes for the snapshots of the bundled trainer in the pod's memory; None if they are unbounded."""
     rendezvous: Rendezvous | None = None
     """Parameters for torchrun; None if the job uses agents instead of torchrun."""
     quota: PodQuota | None = None
     """Quota that the pod uses; None if the job has no queue."""
     pod_group: PodGroup | None = None
-    """Pod group that the pod joins, or None."""
+    """Pod group that the pod joins; None if a gang scheduler does not place the pod."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class DeleteJob:
 
 @dataclass(frozen=True)
 class CreateEvaluationJob:
-    """Create a Job of `spec.evaluationJob` for a checkpoint."""
+    """Create the Kubernetes Job that evaluates a checkpoint, as `spec.evaluationJob` describes."""
 
     name: str
     uri: str
@@ -143,14 +143,14 @@ class CreateEvaluationJob:
 
 @dataclass(frozen=True)
 class DeleteEvaluationJob:
-    """Delete a Job of `spec.evaluationJob` and its pods, because there are newer ones."""
+    """Delete a Job of `spec.evaluationJob` and its pods, because newer Jobs exist."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class CreateWorkload:
-    """Create a Workload, which asks a Kueue queue for quota."""
+    """Create a Workload, which requests quota from a Kueue queue."""
 
     number: int
     request: Request
@@ -162,7 +162,7 @@ class CreateWorkload:
     """Name of the Workload that the new Workload replaces once it is admitted."""
     slice_name: str = ""
     shrunk_at: float | None = None
-    """When the job last shrank because of a preemption, in Unix seconds."""
+    """Time at which the job last shrank because of a preemption, in Unix seconds; None if it never did."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,10 @@ class EditWorkload:
 
     key: WorkloadKey
     request: Request | None = None
-    """Number of pods by pod set. With `template`, the operator writes all pod sets anew."""
+    """New number of pods by pod set; None to leave it unchanged.
+
+    With `template`, the operator also rewrites the pod sets.
+    """
     template: bool = False
     priority: int | None = None
     queue: str | None = None
@@ -200,7 +203,7 @@ class ShrinkWorkload:
     key: WorkloadKey
     request: Request
     eviction: str = ""
-    """Transition time of the Evicted condition because of which the job shrinks; empty if there was no eviction."""
+    """Transition time of the Evicted condition to which the shrinking responds; empty if there was no eviction."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +235,10 @@ class DropWorkload:
 
     key: WorkloadKey
     pods_left: int | None = 0
-    """Largest number of pods that the job may still have; None for any number, if the Workload holds no quota."""
+    """Largest number of pods that the job may still have.
+
+    None for any number, which is safe if the Workload has no quota.
+    """
     delete: bool = True
 
 
@@ -253,10 +259,10 @@ WorkloadWrite = (
 class Send:
     """Call one agent (the process in a replica's pod that starts the workers).
 
-    The operator does not repeat a call that is in progress or answered. Calls are the same if their kind, their round
-    and their claim (the operator's decision to begin the round) are equal. There are two exceptions. A call that failed
-    (`Call.error`) is sent again. A Drain call is sent again if the drain must now end with a durable checkpoint. From
-    the moment at which the operator sends the call, the agent's `AgentView` lists it.
+    The operator does not repeat a call that is in progress or answered. Two calls are the same if their kind, their
+    round and their claim (the operator's decision to begin the round) are equal. There are two exceptions. A call that
+    failed (`Call.error`) is sent again. A Drain call is sent again if the drain must now end with a durable checkpoint.
+    From the moment at which the operator sends the call, the agent's `AgentView` contains it.
 
     In a drain, all ranks stop after the same step. A round is a period in which a fixed set of replicas trains.
     """
@@ -299,7 +305,8 @@ class SpanName(enum.StrEnum):
     """
 
     ROUND = "round"
-    """The whole round, from the end of the previous training (or from the claim) to the first step."""
+    """Span of the whole round, from the end of the previous training (or from the claim) to the first step.
+    """
     DETECT = "detect"
     DRAIN = "drain"
     DECIDE = "decide"
@@ -311,7 +318,7 @@ class SpanName(enum.StrEnum):
     BUILD = "build"
     RESTORE = "restore"
     COMPILE = "compile"
-    """Compilation within the first step. The span FIRST_STEP has the rest of the step."""
+    """Span of the compilation within the first step. The span FIRST_STEP covers the rest of the step."""
     FIRST_STEP = "first_step"
 
 
@@ -320,11 +327,11 @@ class Span:
     name: SpanName
     begin: float
     end: float
-    """End of the span in Unix seconds by this operator's clock, no earlier than `begin`."""
+    """End of the span in Unix seconds by this operator's clock. It is not earlier than `begin`."""
     attributes: Mapping[str, str | int] = field(default_factory=dict)
     children: tuple[Span, ...] = ()
     error: str = ""
-    """Error message, as a sentence; empty if nothing went wrong."""
+    """Error message, as a sentence; empty if no error occurred."""
 
 
 @dataclass(frozen=True)
@@ -341,21 +348,22 @@ class Plan:
     """Addresses of the agents to which a status stream should be open, keyed by replica."""
     events: tuple[Event, ...] = ()
     recheck_after: float | None = None
-    """Seconds until the job must be planned again even if nothing happens."""
+    """Seconds until the next planning pass if no event causes an earlier one; None if only an event causes one."""
     trace: RoundTrace | None = None
     """New trace of the current or aborted round; None to leave the recorded trace unchanged."""
     only_numbers: bool = False
-    """True if the new status differs from the old one only in numbers and messages.
+    """True if the new status differs from the old status only in numbers and messages.
 
-    Planning again from such a status would give the same decision.
+    A new plan from such a status would be the same, so the status write causes no planning pass.
     """
     silent: tuple[str, ...] = ()
-    """Uids of pods whose only fault is that their agent does not answer, the longest silent first.
+    """Uids of pods whose agents do not answer, without another sign of failure.
 
-    The shell limits how many of these pods are given up at once (`JobObservation.given_up`).
+    The pod that is silent longest comes first. The shell limits how many of these pods it treats as dead at a time
+    (`JobObservation.given_up`).
     """
     only_conditions: bool = False
-    """True if the new status differs only in conditions and numbers.
+    """True if the new status differs from the old status only in conditions, numbers and messages.
 
     Actions then need not wait for the status write.
     """

@@ -1,8 +1,8 @@
-"""Kueue's objects, as plan() reads them. Data only.
+"""Kueue's objects in the form in which plan() reads them. Data only.
 
-A Workload asks a queue for the quota of a number of pods. The Workload is pending until a ClusterQueue reserves the
-quota. It is admitted when the quota is reserved and all admission checks are ready. A slice is a Workload that replaces
-another Workload of the same job, with another number of pods.
+A Workload requests quota for a number of pods from a queue. It is pending until a ClusterQueue reserves the quota. It
+is admitted when the quota is reserved and all admission checks are ready. A slice is a Workload that replaces another
+Workload of the same job and has a different number of pods.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from concertina.api.spec import JobSpec, Launcher
 
 LOWEST_PRIORITY = -(2**31)
-"""Priority of a pending slice that asks for more pods. With this priority, the slice preempts no other Workload."""
+"""Priority of a pending slice (a replacement Workload) that requests more pods. It preempts no other Workload."""
 
 
 class PodSet(enum.StrEnum):
@@ -54,7 +54,7 @@ class ConditionName(enum.StrEnum):
 
 
 class EvictionReason(enum.StrEnum):
-    """Reasons of Kueue's Evicted condition for which the operator acts in a special way."""
+    """Reasons in Kueue's Evicted condition that the operator distinguishes."""
 
     PREEMPTED = "Preempted"
     NODE_FAILURES = "NodeFailures"
@@ -78,7 +78,7 @@ class WorkloadCondition:
     since: str = ""
     """Time of the last transition, as text in Kueue's format."""
     generation: int = 0
-    """Generation of the Workload for which the condition was written."""
+    """Generation of the Workload to which the condition applies."""
 
 
 ABSENT = WorkloadCondition(true=False)
@@ -101,9 +101,9 @@ class Assignment:
 
     count: int
     flavors: Mapping[str, str] = field(default_factory=dict)
-    """Name of the ResourceFlavor by resource."""
+    """Name of the assigned ResourceFlavor, by resource."""
     usage: Mapping[str, Decimal] = field(default_factory=dict)
-    """Amount by resource, for all pods of the set together."""
+    """Reserved amount of each resource, for all pods of the set together."""
     topology: bool = False
     """True if Kueue has also chosen the topology domains of the pods."""
 
@@ -125,17 +125,17 @@ class WorkloadView:
     """Uid of the TrainingJob that controls the Workload; empty for Workloads of other kinds of objects."""
     queue: str
     number: int = 0
-    """Number of the Workload among the Workloads of its job; 0 if the operator did not create it."""
+    """Number of the Workload among the Workloads of its job; 0 if the operator did not create the Workload."""
     job_generation: int = 0
     """Generation of the job when the operator created the Workload."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Number of pods that the Workload asks for, by pod set."""
+    """Number of pods for which the Workload requests quota, by pod set."""
     requests: Mapping[str, Decimal] = field(default_factory=dict)
-    """Amount of each resource that the Workload asks for, for all pods together."""
+    """Amount of each resource that the Workload requests, for all pods together."""
     request_hash: str = ""
-    """Hash of the pod sets, without their counts, at the time when the operator wrote the Workload.
+    """Hash of the pod sets, without their pod counts, at the time when the operator wrote the Workload.
 
-    If it differs from `QuotaView.request_hash`, the Workload is outdated.
+    If the hash differs from `QuotaView.request_hash`, the Workload is outdated.
     """
     priority: int = 0
     active: bool = True
@@ -158,15 +158,16 @@ class WorkloadView:
     check_messages: tuple[str, ...] = ()
     """Messages of admission checks that are not ready."""
     shortfalls: Mapping[tuple[str, str], Decimal] = field(default_factory=dict)
-    """Amounts that the Workload lacks according to its condition QuotaReserved, by resource and flavor."""
+    """Missing amounts of quota, by resource and flavor, from the Workload's condition QuotaReserved.
+    """
     victims: int | None = None
     """Number of Workloads that Kueue is preempting to make room for this Workload; None if Kueue names no number."""
     preemptor_uid: str = ""
     """Uid of the Workload for which Kueue preempted this Workload."""
     shrunk_for: str = ""
-    """Transition time of the last eviction for which the operator lowered the pod counts."""
+    """Transition time of the last eviction because of which the operator lowered the Workload's pod counts."""
     shrunk_at: float | None = None
-    """Unix time at which the operator last lowered the pod counts because of an eviction."""
+    """Unix time at which the operator last lowered the Workload's pod counts because of an eviction."""
 
     def condition(self, name: ConditionName) -> WorkloadCondition:
         return self.conditions.get(name, ABSENT)
@@ -177,7 +178,7 @@ class WorkloadView:
 
     @property
     def reserved(self) -> bool:
-        """Return whether Kueue counts any quota for the Workload."""
+        """Return whether Kueue counts reserved quota for the Workload."""
         return self.admission is not None and not self.finished
 
     @property
@@ -197,7 +198,7 @@ class WorkloadView:
     def granted(self) -> Counts:
         """Number of pods in each pod set for which Kueue counts quota.
 
-        The number is the admitted count, or the Workload's current count if the current count is lower.
+        This is the number at the admission, or the Workload's current count if it is lower.
         """
         assignments = self.admission or {}
         return {
@@ -209,7 +210,7 @@ class WorkloadView:
 
 @dataclass(frozen=True)
 class FlavorView:
-    """A ResourceFlavor of Kueue: a kind of nodes with its own quota."""
+    """ResourceFlavor of Kueue: a kind of nodes, which has its own quota."""
 
     name: str
     node_labels: Mapping[str, str] = field(default_factory=dict)
@@ -233,8 +234,9 @@ class QuotaView:
     writing: bool = False
     """True if a write to a Workload of the job is in progress or was just refused."""
     refusal: str = ""
-    """Message with which the API server refused the last write to a Workload."""
+    """Message with which the API server refused the last write to a Workload; empty if the write was accepted."""
     conflict: str = ""
-    """Reason why the pods of the admitted Workload can't be created: the admission contradicts the pod template."""
+    """Sentence on how the admission contradicts the pod template; empty if it does not. No pods are created then.
+    """
     trouble: str = ""
-    """Reason why the job can't ask for quota until a person acts."""
+    """Reason why the job can't request quota until a person acts; empty if it can."""

@@ -35,7 +35,7 @@ class PodGroup:
 
     api: GangApi
     name: str
-    """Name of the object; empty if the scheduler creates it (KAI)."""
+    """Name of the PodGroup object; empty if the scheduler KAI creates the object."""
     min_count: int
     """Minimum number of pods that must get their nodes together."""
     queue: str = ""
@@ -59,14 +59,14 @@ class JobView:
     ignored: tuple[str, ...] = ()
     """Paths of spec fields that this version of the operator does not know. `spec` does not contain these fields."""
     claims_error: str = ""
-    """Why the number of GPUs in the template's resource claims is unknown; empty if it is known.
+    """Reason why the number of GPUs in the template's resource claims is unknown; empty if it is known.
 
-    Without this number, `workersPerReplica: Auto` can't be resolved.
+    Without this number, the operator can't determine the number of workers for `workersPerReplica: Auto`.
     """
     checkpoint_request: str = ""
     """Value of the annotation with which a user requests a checkpoint."""
     template_hash: str = ""
-    """Hash of the part of the spec that determines the pods; empty if that part has fields unknown to this version."""
+    """Hash of the spec fields that the job's pods depend on; empty if these contain fields unknown to this version."""
     finalizers: tuple[str, ...] = ()
     """Finalizers of the job. A deleted job exists until all of them are removed."""
     queue: str = ""
@@ -74,9 +74,10 @@ class JobView:
     priority_class: str = ""
     """Name of the Kueue WorkloadPriorityClass in the job's label."""
     prebuilt_workload: str = ""
-    """Name of an existing Workload in the job's label, to use instead of one that the operator creates."""
+    """Name of an existing Workload, from the job's label. The job uses it instead of a Workload of the operator."""
     request_hash: str = ""
-    """Hash of the pod sets for which the job asks Kueue, without their counts; empty if the spec is invalid."""
+    """Hash of the pod sets that the job requests from Kueue, without pod counts; empty if the spec is invalid.
+    """
 
 
 class PodPhase(enum.StrEnum):
@@ -112,9 +113,9 @@ class PodView:
     """Reason why the pod does not run yet, such as Unschedulable, ErrImagePull or CrashLoopBackOff."""
     waiting_message: str = ""
     awaited_scheduler: str = ""
-    """Name of the scheduler that has not looked at the pod yet; empty once it has."""
+    """Name of the pod's scheduler while it has not tried to place the pod yet; empty once it has."""
     avoids: tuple[str, ...] = ()
-    """Nodes on which the pod must not run, because the operator added a rule to the pod."""
+    """Nodes on which the pod must not run because of a rule that the operator added to the pod."""
     exit_code: int | None = None
     exit_reason: str = ""
     """Reason with which the trainer container ended, such as Error, OOMKilled or Evicted; empty while it runs."""
@@ -122,7 +123,7 @@ class PodView:
     restarts: int = 0
     """Number of restarts of the trainer container in this pod.
 
-    `last_exit_*` describe the last exit before a restart.
+    The fields `last_exit_*` describe the exit before the last restart.
     """
     last_exit_code: int | None = None
     last_exit_reason: str = ""
@@ -142,11 +143,11 @@ class PodView:
     port: int = protocol.PORT
     """Port of the pod's agent."""
     round: int | None = None
-    """Number of the rendezvous for which the pod was created, with `launcher: Torchrun`."""
+    """Number of the torchrun rendezvous (round) for which the pod was created; None for `launcher: Agent`."""
     ending: bool = False
     """True if the operator has asked the node to stop the pod's containers and keep the pod (`EndPod`)."""
     template_hash: str = ""
-    """Template hash of the job when the pod was created; empty if the pod has lost the annotation."""
+    """Value of `JobView.template_hash` when the pod was created; empty if the pod has lost the annotation."""
     requests: Mapping[str, Decimal] = field(default_factory=dict)
     """Resource requests of all containers of the pod, plus 1 of the resource `pods`; empty if unknown."""
     excluded: bool = False
@@ -189,7 +190,10 @@ class BlockedBy(enum.Enum):
     TOO_LARGE = "all nodes together can't run as many pods as it needs, even if the nodes are empty"
     BEYOND_QUOTA = "a quota of its namespace is too small for its pods"
     QUOTA = "a quota of its namespace is used up"
-    """The only reason that other jobs can remove: those of the same namespace, by releasing their pods."""
+    """A resource quota of the job's namespace is used up. Other jobs of the same namespace can free it.
+
+    No other reason here can disappear because other jobs delete their pods.
+    """
 
 
 @dataclass(frozen=True)
@@ -200,21 +204,21 @@ class QueuePlace:
     """
 
     ahead: tuple[str, str] | None = None
-    """Namespace and name of the job whose turn it is, if that is another job."""
+    """Namespace and name of the job that has its turn, if that is another job; None if no other job has."""
     turn: bool = False
-    """True if it is this job's turn.
+    """True if this job has its turn.
 
-    There are turns only if a waiting job occupies a part of the resources it needs, or has released such a part.
+    There are turns only if a waiting job occupies a part of the resources that it needs, or has deleted pods that did.
     """
     hindrance: BlockedBy | None = None
-    """Reason why more resources would not help the job to start.
+    """Reason why more resources would not help the job to start; None if they would help.
 
-    Other waiting jobs could use the resources that this job occupies.
+    In this case, other waiting jobs could use the resources that this job occupies.
     """
     fits: bool = False
-    """True if the resources that all waiting jobs occupy seem enough for this job.
+    """True if the resources that all waiting jobs occupy together seem enough for this job.
 
-    Set only for the job that has its turn.
+    The value is set only for the job that has its turn.
     """
 
 
@@ -227,11 +231,11 @@ class NodeView:
     """Taint that announces the node's termination, as key or key=value; empty if there is none."""
     cordoned: bool = False
     fault: str = ""
-    """Condition that says that the node is faulty, with its message; empty if there is none."""
+    """Node condition that says that the node is faulty, with its message; empty if there is none."""
     fault_since: float = 0.0
-    """Unix time since which the node has that condition; 0 if the condition does not say it."""
+    """Unix time since which the node has had the fault condition; 0 if the condition contains no time."""
     drilled_job: str = ""
-    """Job, as namespace/name, for which a drill plays that the node is faulty; empty if there is none."""
+    """Job, as namespace/name, for which a drill simulates a fault of this node; empty if there is none."""
     zone: str = ""
     """Zone of the node; empty if the node has no zone label."""
     allocatable: Mapping[str, Decimal] = field(default_factory=dict)
@@ -248,7 +252,7 @@ class Call:
     round: int
     claim: str
     sent_at: float | None
-    """Unix time since which the operator waits for the agent; None while the call is queued for a handshake.
+    """Unix time since which the operator has waited for the agent; None while the call is queued for a TLS handshake.
 
     Time in that queue is no evidence against the agent.
     """
@@ -256,11 +260,11 @@ class Call:
     reply: protocol.Prepared | protocol.Accepted | protocol.Refused | None = None
     error: str = ""
     durable: bool = False
-    """For a Drain call: whether it asks for a checkpoint in storage."""
+    """For a Drain call: whether the agent must also write a checkpoint to storage."""
     request: str = ""
     """For a Save call: the id of the checkpoint request."""
     candidates: tuple[protocol.Candidate, ...] = ()
-    """For a Prepare call: the candidates that it names."""
+    """For a Prepare call: the candidates for the next round that the call lists."""
 
     @classmethod
     def of(
@@ -292,10 +296,10 @@ class Call:
         return self.done_at if self.error else None
 
     def covers(self, new: Call) -> bool:
-        """Return whether this call makes the call `new`, of the same kind, unnecessary.
+        """Return whether this call makes the call `new`, which is of the same kind, unnecessary.
 
-        Both calls must have the same content. The lists of candidates (replicas that may join the round) may differ,
-        unless this call is already answered.
+        Both calls must have the same content, with one exception: while this call has no answer, the lists of
+        candidates (replicas that may join the round) may differ.
         """
         is_same_request = (self.round, self.claim, self.request) == (new.round, new.claim, new.request)
         answered = self.done_at is not None and not self.error
@@ -315,34 +319,37 @@ class ConnectionRefusal(enum.Enum):
 class AgentView:
     """State of this operator's connection to the agent of one replica.
 
-    The data are lost when the operator restarts. They are also lost when a new pod of the replica gets the same name.
+    The data are lost when the operator restarts, and when a new pod gets the same name.
     """
 
     connected: bool = False
-    """True if the status stream of the agent is open and not silent."""
+    """True if the agent's report stream is open and not silent."""
     wanted_at: float | None = None
-    """Unix time since which the agent could have been connected; None if no stream is wanted or attempted yet.
+    """Unix time since which the operator has tried to connect to the agent; None before the first attempt.
 
-    The time begins with the first attempt to connect. It is moved forward by the time in which attempts were queued.
+    The value is moved forward by the time for which attempts were queued in the operator.
     """
     lost_at: float | None = None
-    """Unix time at which an open stream last broke or fell silent; None if the stream is open or never was."""
+    """Unix time at which an open report stream last broke or fell silent; None if the stream is open or never was."""
     queued_at: float | None = None
-    """Unix time since which the next attempt to open the stream is queued for a handshake; None if none is queued.
+    """Unix time since which the next attempt to open the report stream has been queued for a TLS handshake, or None.
 
-    Time in this queue does not count as silence.
+    Time in this queue does not count as silence of the agent.
     """
     closed: bool = False
-    """True if the remote end closed the last open stream.
+    """True if the agent's host closed the last open report stream.
 
-    False if that stream fell silent, or if there was no stream.
+    The value is False if that stream fell silent, or if there was no stream.
     """
     refusal: ConnectionRefusal | None = None
-    """Why the host refused the last attempt to open the stream; None if it was not refused or no host answered."""
+    """Reason for which the host refused the last attempt to open the report stream; None if it did not refuse.
+
+    The value is also None if no host answered.
+    """
     ready_at: float | None = None
     """Unix time at which this agent process first reported that it is ready; None until then."""
     report: protocol.Report | None = None
-    """Last report of the agent, from the current stream or an earlier one."""
+    """Last report of the agent, from the current report stream or an earlier one."""
     prepare: Call | None = None
     """Last Prepare call to the agent. The fields after it are the last calls of the other kinds."""
     assign: Call | None = None
@@ -394,25 +401,25 @@ class EvaluationJobView:
 
     state: EvaluationJobState
     message: str = ""
-    """Why it failed; empty if it did not."""
+    """Reason why the Job failed; empty if it did not fail."""
 
 
 class Refusal(enum.Enum):
     """Reasons for which the API server refuses a pod, grouped by what must change before it accepts the pod."""
 
     QUOTA = enum.auto()
-    """Resource quota must become free."""
+    """A resource quota must have free capacity for the pod."""
     TRANSIENT = enum.auto()
     """Nothing needs to change: there was a write conflict, or the API server is still starting."""
     PERMISSION = enum.auto()
-    """The operator needs a permission.
+    """The operator needs another permission.
 
-    The API server may also not know the operator's role or the TrainingJob kind yet.
+    The API server may also not have loaded the operator's role or the TrainingJob kind yet.
     """
     MISSING = enum.auto()
     """An object to which the pod refers must be created, such as its service account or its priority class."""
     WEBHOOK = enum.auto()
-    """An admission webhook must allow the pod. A webhook that does not answer refuses pods too."""
+    """An admission webhook must accept the pod, or respond at all."""
     PERMANENT = enum.auto()
     """The pod template or a policy of the cluster must change."""
 
@@ -445,23 +452,22 @@ class JobObservation:
     """Pods of this job (by owner uid), in the order of `PodView.order`."""
     nodes: Mapping[str, NodeView]
     agents: Mapping[str, AgentView]
-    """What is known about each agent, keyed by pod name."""
+    """State of this operator's connection to each agent, keyed by pod name."""
     fresh_claim: str
-    """A random id, which plan() uses if it makes a claim."""
+    """Random id that plan() uses as the id of a claim if it decides to begin a round."""
     seen_for: Mapping[str, float] = field(default_factory=dict)
     """Seconds for which this operator has known each pod, by uid, measured with a monotonic clock."""
     started_again_for: Mapping[str, float] = field(default_factory=dict)
     """Seconds since this operator noticed a container restart, keyed by the uid of the restarted pod."""
     counted_for: float | None = None
-    """Seconds since `status.goodput.at` by a monotonic clock; None if another operator wrote that value."""
+    """Seconds since `status.goodput.at` by a monotonic clock; None if another operator process wrote that value."""
     secret_made: bool = True
-    """True if the job's Secret exists.
+    """True if the job's Secret exists, as far as this operator knows.
 
-    The value is False until this operator has created the Secret, or the API server has answered 409 (it already
-    exists).
+    The operator knows this once it has created the Secret, or once the API server has answered 409 (already exists).
     """
     refused: CreateRefusal | None = None
-    """The last refused creation of a pod. None after a pod was created, and after a change of the spec."""
+    """Last refused creation of a pod; None if there was none since a pod was created or the spec was changed."""
     taken: frozenset[str] = frozenset()
     """Pod names of this job that pods of another job already have, usually an earlier job with the same name."""
     nodes_watched: bool = True
@@ -481,7 +487,8 @@ class JobObservation:
     pod_group_deleted: bool = False
     """True if this operator has deleted the pod group and has not written a new one."""
     template_outdated: str = ""
-    """Sentence about pod fields that the API server supports and the CRD's `spec.template` lacks."""
+    """Sentence on pod fields that the API server supports but `spec.template` of the CRD lacks; or empty.
+    """
     operator_isolated: bool = False
     """True if the agents of most jobs fell silent at the same time.
 
@@ -490,15 +497,18 @@ class JobObservation:
     given_up: frozenset[str] = frozenset()
     """Uids of pods that count as dead because they are silent (`Plan.silent`)."""
     progress_every: float = 2.0
-    """Seconds between status writes that only update progress. The interval grows with the number of jobs."""
+    """Shortest time in seconds between two status writes that only update progress.
+
+    It grows with the number of jobs.
+    """
     quota: QuotaView | None = None
     """Kueue queue of the job and its Workloads; None if the job uses no queue."""
     evaluation_jobs: Mapping[str, EvaluationJobView] | None = None
-    """Jobs of `spec.evaluationJob` by name; None if the operator has not looked for them."""
+    """Jobs of `spec.evaluationJob` by name; None if the operator has not listed them yet."""
     words_every: float = 2.0
-    """Seconds between status writes that only change the message about what a job without a round waits for.
+    """Shortest time in seconds between two status writes that only change what a job without a round waits for.
 
-    The interval grows with the number of jobs.
+    The time grows with the number of jobs.
     """
 
     def agent(self, replica: str) -> AgentView:
@@ -510,4 +520,4 @@ class JobObservation:
 
 UNKNOWN_AGENT = AgentView()
 UNKNOWN_NODE = NodeView(name="", ready=True)
-"""Node of which nothing is known. It counts as ready."""
+"""Substitute for a node about which nothing is known. It counts as ready."""

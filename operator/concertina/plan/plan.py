@@ -109,7 +109,10 @@ REMARKS: tuple[Remark, ...] = (
     lambda ctx, decision, pods: progress.annotate_world_mismatch(ctx, decision),
     lambda ctx, decision, pods: suspend.annotate_deletion(ctx, decision),
 )
-"""Functions that add to a decision. If several give a reason why a person must act, the first reason is used."""
+"""Functions that add to a decision.
+
+If several of them give a reason why a person must act, the first reason is used.
+"""
 
 Announcement = Callable[[JobContext, JobStatus], tuple[Event, ...]]
 EVENTS: tuple[Announcement, ...] = (
@@ -173,10 +176,10 @@ def plan(observed: JobObservation, now: float) -> Plan:
 
 
 def unknown_fields(ctx: JobContext) -> tuple[Event, ...]:
-    """Return an event that names the spec fields that this version of the operator ignores, once for each generation.
+    """Return an event that names the spec fields that this operator ignores, once per generation of the job.
 
-    The CRD of another version defines these fields. If that version is newer, the API server may have added them with
-    their default values.
+    A CRD of another version defines these fields. If the CRD is newer than the operator, the API server may have added
+    the fields with their default values.
     """
     job = ctx.observed.job
     if not job.ignored or job.generation == ctx.status.observed_generation:
@@ -187,9 +190,9 @@ def unknown_fields(ctx: JobContext) -> tuple[Event, ...]:
 
 
 def _unreadable(observed: JobObservation, now: float) -> Plan:
-    """Return a plan that reports an invalid manifest and does nothing else.
+    """Return a plan that only reports an invalid manifest.
 
-    The API server accepted this manifest because its CRD is of another version than the operator. A job that has ended
+    The API server accepted this manifest because the CRD's version differs from the operator's. A job that has ended
     keeps its status.
     """
     job = observed.job

@@ -32,18 +32,21 @@ class Gpu:
     device: str
     """Name that the driver gives the device."""
     memory: int
-    """Memory in bytes, in whole GiB, as the driver reports it: workers choose their settings by the same number."""
+    """Memory in bytes, as the driver reports it, in whole GiB. Workers choose their settings by the same number."""
     memory_rate: float
     """Memory bandwidth in bytes per second."""
     nvlink: float
-    """Bytes per second, in each direction, between this GPU and the other GPUs of its node."""
+    """Bytes per second, in each direction, between this GPU and the other GPUs of its node.
+
+    The link is NVLink.
+    """
     host_link: float
     """Bytes per second, in each direction, between the GPU and host memory: 16 lanes of PCIe."""
     kernels: float
-    """Share of the peak rates that matrix products and attention reach.
+    """Fraction of the GPU's peak rate at which it computes matrix products and attention.
 
     The value was fitted to some of the published runs in benchmarks/planning.py, and checked against the other runs.
-    The values of H200 and B200 are assumptions, because there were no runs on them.
+    The values of H200 and B200 are assumptions, because there were no runs on these GPUs.
     """
     precise_flops: float
     """Floating-point operations that the GPU can do per second in float32, without tensor cores."""
@@ -75,14 +78,14 @@ FABRICS = {
     FabricName.infiniband400: 50e9,
     FabricName.infiniband800: 100e9,
 }
-"""Bytes per second of each network, in each direction."""
+"""Bytes per second of each kind of network, in each direction and for each GPU."""
 
 REACHED = 0.8
-"""Share of a link's rate that large collectives reach."""
+"""Fraction of a link's rate that large collectives achieve."""
 HOST_MEMORY_RATE = 40e9
-"""Bytes per second that a GPU's share of its node's memory and processors can process.
+"""Bytes per second that the CPU optimizer of one rank reads and writes in host memory.
 
-The value is an assumption, and requires enough threads.
+The value is an assumption. It requires enough threads.
 """
 LATENCY = 10e-6
 """Latency of a collective in seconds, for each doubling of its number of ranks."""

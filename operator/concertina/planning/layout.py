@@ -17,7 +17,7 @@ from concertina_trainer.planning.description import Description
 
 
 class DerivedGroup(enum.StrEnum):
-    """Kind of group that is no dimension of the layout. An example is the ranks that share the experts of a model.
+    """Group of ranks that is not a dimension of the layout, such as the ranks that share the experts of a model.
 
     The ranks of such a group come from groups of several dimensions.
     """
@@ -30,10 +30,10 @@ Group: TypeAlias = Dimension | DerivedGroup
 
 @dataclasses.dataclass(frozen=True)
 class OwnDescription(Description):
-    """Description of a custom model. A process that ran the model's code produced it (concertina_trainer.planning)."""
+    """Description of a custom model. concertina_trainer.planning produces it by running the model's code."""
 
     data: Mapping[str, Any]
-    """Data configuration for which the model was built, in the form that this process accepts."""
+    """Data configuration with which concertina_trainer.planning built the model, in the form of its input."""
 
     @property
     def of_frames(self) -> bool:
@@ -47,7 +47,7 @@ class ParallelLayout:
     size: int
     """Number of ranks. It is a multiple of the size of a parallel group."""
     per_node: int
-    """Number of ranks of each replica. A replica is assumed to be alone on its node or to have a part of it."""
+    """Number of ranks of each replica. Each node is assumed to run at most one replica of the job."""
     own: OwnDescription | None = None
     """Description of a custom model. If it is set, the model in `trainer` is ignored."""
 
@@ -57,7 +57,7 @@ class ParallelLayout:
 
     @property
     def trained(self) -> int:
-        """Number of the model's weights that are trained and not frozen."""
+        """Number of the model's weights that are trained. Frozen weights are not included."""
         return self.own.trained if self.own else self.trainer.model.trained_weights
 
     @property
@@ -66,12 +66,12 @@ class ParallelLayout:
 
     @property
     def matrices(self) -> int:
-        """Number of trained weights that are elements of matrices of blocks, which Muon updates."""
+        """Number of trained weights that Muon updates: the elements of the blocks' matrices."""
         return self.own.matrices if self.own else self.trainer.model.matrix_weights
 
     @property
     def moment_bytes(self) -> float:
-        """Bytes that the optimizer keeps for a trained weight, on average over the model."""
+        """Bytes that the optimizer stores for each trained weight, on average over the model."""
         return self.trainer.optimizer.state_bytes(self.trained, self.matrices) / self.trained
 
     @property
@@ -108,7 +108,7 @@ class ParallelLayout:
         return self.parallelism.expert if isinstance(group, DerivedGroup) else self.degrees.degree(group)
 
     def crosses(self, group: Group) -> bool:
-        """Return whether the ranks of a group are on several nodes, so that they communicate between nodes."""
+        """Return whether the ranks of one group are on several nodes, so that they communicate over the network."""
         return self.degree(group) > 1 and self.on_node(group) < self.degree(group)
 
     def on_node(self, group: Group) -> int:
@@ -122,9 +122,9 @@ class ParallelLayout:
         return max(1, min(degree, self.per_node // stride))
 
     def expert_place(self, rank: int) -> int:
-        """Return the number, from 0, of the part of the experts (of a mixture of experts) that a rank has.
+        """Return the index, from 0, of the subset of a model's experts that a rank computes.
 
-        There are `parallelism.expert` parts.
+        Expert parallelism divides the experts of a mixture of experts into `parallelism.expert` subsets.
         """
         place, shards = self.degrees.place(rank), self.parallelism.expert_shards
         within = self.parallelism.expert // shards

@@ -1,4 +1,4 @@
-"""Matrices that one rank orthogonalizes in a step with the optimizer Muon, and the traffic to gather them."""
+"""Matrices that each rank orthogonalizes in a step of the Muon optimizer, and the traffic for this."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Matrices:
     rows: int
     columns: int
     tensor: bool = True
-    """True if tensor groups divide the matrices."""
+    """True if tensor parallelism divides each of the matrices among ranks."""
     experts: bool = False
-    """True if expert parallelism distributes the matrices over ranks."""
+    """True if the matrices belong to experts, which expert parallelism distributes over ranks."""
     gathered: bool = True
-    """True if FSDP divides each matrix, so that ranks have to gather it."""
+    """True if FSDP divides each matrix among ranks, so that the ranks must gather the matrix first."""
 
     @property
     def elements(self) -> int:
@@ -33,7 +33,7 @@ class Matrices:
 
 
 def flops(layout: ParallelLayout) -> float:
-    """Return the operations with which one rank orthogonalizes matrices in a step; 0 without Muon."""
+    """Return the floating-point operations of one rank to orthogonalize its matrices in a step; 0 without Muon."""
     if layout.trainer.optimizer.kind.others is None:
         return 0.0
     if layout.own is not None:
@@ -42,9 +42,10 @@ def flops(layout: ParallelLayout) -> float:
 
 
 def traffic(layout: ParallelLayout) -> list[Traffic]:
-    """Return the traffic to gather matrices, and to make the results on copies equal; empty without Muon.
+    """Return the traffic of one rank for Muon in a step: gathers of matrices, and broadcasts of their updates.
 
-    FSDP's ranks gather what a tensor group has divided, and then the tensor group gathers the matrices, in float32.
+    All transfers are in float32. A matrix that both tensor parallelism and FSDP divide is gathered twice: first in the
+    FSDP group, and then in the tensor group. The list is empty without Muon.
     """
     if layout.trainer.optimizer.kind.others is None:
         return []
@@ -68,15 +69,16 @@ def traffic(layout: ParallelLayout) -> list[Traffic]:
 
 
 def _traffic(dimension: Dimension, name: str, ranks: int, matrices: Sequence[Matrices], parts: int = 1) -> Traffic:
-    """Return the traffic of one part of each matrix. There are `parts` parts."""
+    """Return the traffic of one collective that transfers one of `parts` equal parts of each matrix."""
     size = HELD * sum(each.elements for each in matrices) / parts
     return Traffic(dimension, name, ranks, sum(each.count for each in matrices), size, exposed=True)
 
 
 def orthogonalized(layout: ParallelLayout) -> Iterator[Matrices]:
-    """Yield the matrices that one rank orthogonalizes in a step: those of its blocks, or of their adapters.
+    """Yield the matrices that one rank orthogonalizes in a step: those of its blocks, or of their LoRA adapters.
 
-    The shapes of a custom model are not known, only the number of elements.
+    For a custom model, only the number of elements is known and not the shapes. The result is then one column with all
+    elements.
     """
     if layout.own is not None:
         yield Matrices(1, layout.own.matrices, 1)
@@ -110,9 +112,10 @@ def _of_projections(layout: ParallelLayout) -> Iterator[tuple[Projection, Matric
 
 
 def _experts_of_layer(layout: ParallelLayout) -> tuple[int, bool]:
-    """Return how many experts of a layer one rank orthogonalizes, and whether it has to gather them.
+    """Return how many experts of a layer one rank orthogonalizes, and whether it must gather their matrices.
 
-    FSDP divides a layer's experts among ranks. If there are more ranks than experts, it divides the matrices.
+    FSDP distributes a layer's experts among ranks. If there are more ranks than experts, FSDP divides each expert's
+    matrices instead.
     """
     model = layout.trainer.model
     assert model.experts is not None

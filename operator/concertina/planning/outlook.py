@@ -32,9 +32,9 @@ class RankMemoryEstimate:
     rank: int
     phase: str
     kinds: Mapping[str, int]
-    """Bytes of device memory."""
+    """Bytes of device memory, by kind of data."""
     host: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Bytes of training state in host memory."""
+    """Bytes of training state in host memory, by kind of data."""
 
     @property
     def total(self) -> int:
@@ -72,11 +72,11 @@ class Estimate:
     traffic: Sequence[Traffic]
     reading: Reading
     memory: Sequence[RankMemoryEstimate]
-    """Memory of the ranks that need the most. Empty if it was not measured."""
+    """Memory of the ranks that need the most GPU memory. Empty if no rank was measured."""
     snapshots: int
-    """Bytes that snapshots use in the memory volume of a replica."""
+    """Bytes that the snapshots of one replica use in its memory volume."""
     offloaded: int
-    """Bytes of a replica's training state in host memory, in addition to the snapshots."""
+    """Bytes of a replica's training state that are offloaded to host memory. Snapshots are not included."""
     room: int | None
     """Bytes of the container's memory limit that are available for snapshots and offloaded state.
 
@@ -106,11 +106,11 @@ class Estimate:
 
     @property
     def fits(self) -> bool | None:
-        """True if the peak of the rank's memory fits into the GPU's memory; None if the peak is unknown."""
+        """True if the highest peak of all measured ranks fits into the GPU's memory; None if no rank was measured."""
         return None if self.peak is None else self.peak.total <= self.gpu.usable
 
     def rate(self, part: Traffic) -> float:
-        """Return the rate, in bytes per second, of the link that this traffic uses."""
+        """Return the rate, in bytes per second, of the link over which the traffic `part` travels."""
         return link(self.layout, part, self.gpu, FABRICS[self.fabric])
 
 

@@ -1,6 +1,7 @@
-"""Data that each replica of the bundled trainer reads from the store.
+"""Estimate of the data that each replica of the bundled trainer reads from the data's store.
 
-A replica reads all shards of the groups that its workers train on (`trainer.data.groups`).
+A dataset is divided into groups of shards (`trainer.data.groups`). A replica reads all shards of the groups that its
+workers train on.
 """
 
 from __future__ import annotations
@@ -18,29 +19,33 @@ from concertina_data.order import classes
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """Groups of shards that replicas read."""
+    """Numbers of shard groups that the replicas read."""
 
     total: int
-    """Number of groups of the data."""
+    """Number of shard groups of the dataset."""
     groups: tuple[int, ...]
-    """Number of groups that each replica reads."""
+    """Number of shard groups that each replica reads, by index of the replica."""
     element_bytes: int
-    """Bytes of an element on disk: a token, if the data use the whole vocabulary of the model, and other fields."""
+    """Size of one element of a sequence on disk in bytes: its token, if there is one, and its other fields."""
 
     @property
     def times(self) -> float:
-        """Number of times that all replicas together read the data in an epoch."""
+        """Average number of replicas that read each part of the dataset."""
         return sum(self.groups) / self.total
 
     def rate(self, tokens: float) -> float:
-        """Return the bytes per second that the replica with the most groups reads, at `tokens` tokens per second."""
+        """Return the bytes per second that the replica with the most groups reads.
+
+        `tokens` is the number of tokens per second that the job trains.
+        """
         return tokens * self.element_bytes * max(self.groups) / self.total
 
 
 def reading(layout: ParallelLayout) -> Reading:
-    """Return what each replica reads. The replica's workers share one cache.
+    """Return the numbers of shard groups that the replicas read. The workers of a replica share one cache.
 
-    With `documents: Bucketed` or `balance: Speed`, the parts of the ranks vary, and replicas can read more groups.
+    With `documents: Bucketed` or `balance: Speed`, the ranks' parts of a batch vary, and a replica can read more groups
+    than estimated.
     """
     groups: list[set[int]] = [set() for _ in range(layout.size // layout.per_node)]
     width, cuts = layout.degrees.group, batch(layout)
@@ -66,9 +71,10 @@ def _element_bytes(layout: ParallelLayout) -> int:
 
 
 def _batches(size: int, groups: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield batches until they repeat: the groups in the order in which ranks share a batch, and where each ends.
+    """Yield the composition of each batch, up to the batch after which the compositions repeat.
 
-    A group without sequences in a batch is left out.
+    Each batch is a list of groups in the order of their sequences in the batch, and a list with the end of each group's
+    sequences. A group without sequences in a batch is left out.
     """
     modulus = classes(size, groups)
     in_order = sorted(range(groups), key=lambda group: (group % modulus, group))

@@ -24,10 +24,10 @@ Published runs do not exceed them.
 def candidates(
     trainer: TrainerConfig, gpu: Gpu, fabric: float, size: int, per_node: int, own: OwnDescription | None = None
 ) -> list[ParallelLayout]:
-    """Return all layouts that the trainer supports and that may fit into memory, in order of step time.
+    """Return all layouts that the trainer supports and that may fit into memory, the fastest first.
 
-    The batch and the model come from the trainer's configuration. The search ignores its current parallelism and its
-    `memory.activations`, and tries all values.
+    The batch and the model come from `trainer`. The parallelism in the job's spec and `memory.activations` of `trainer`
+    are ignored: the search tries all of their values.
     """
     timed_layouts = [
         (step_time(layout, gpu, fabric).total, number, layout)
@@ -66,10 +66,10 @@ def _divisors(number: int) -> list[int]:
 
 
 def least_memory(layout: ParallelLayout) -> float:
-    """Return a lower bound of the bytes that a rank needs.
+    """Return a lower bound of the bytes of GPU memory that a rank needs.
 
-    If a GPU has less memory than this bound, the layout is impossible. The bytes of the state are exact. For the
-    decoder's activations, the bound counts only the memory that every pipeline schedule needs.
+    If a GPU has less memory than this bound, the layout can't run on it. The bytes of the training state are exact. For
+    the decoder's activations, the bound counts only the memory that every pipeline schedule needs.
     """
     model, parallelism, plan = layout.trainer.model, layout.parallelism, batch(layout)
     weights = rank_weights(layout)

@@ -1,4 +1,7 @@
-"""Time of a step, by the model in notebook/planner.md. benchmarks/planning.py compares it with published runs."""
+"""Time of a step, estimated with the model in notebook/planner.md.
+
+benchmarks/planning.py compares the estimates with published runs.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,10 @@ from concertina_trainer.degrees import Dimension
 AGAIN = {Activations.keep: 1.0, Activations.products: 1.0, Activations.recompute: 4 / 3}
 """Ratio of computed matrix products to necessary ones, for each mode of activation memory."""
 PASSES, HIDDEN_PASSES = 200, 80
-"""Memory accesses by the elementwise operations of a block, per token, forward and backward.
+"""Memory accesses by the elementwise operations of a block, per token, in the forward and the backward pass together.
 
-PASSES is a multiple of dim, and HIDDEN_PASSES a multiple of the feed-forward width. The sum of both products is a count
-of numbers that are read or written. Each operation is assumed to be a separate kernel. Both values were fitted to the
-published runs, like `Gpu.kernels`.
+A token reads or writes PASSES * dim + HIDDEN_PASSES * (width of the feed-forward layer) numbers. Each operation is
+assumed to be a separate kernel. Both values were fitted to the published runs, like `Gpu.kernels`.
 """
 ROUTED_PASSES = 40
 """Memory accesses for each row that is sent to an expert and back, as a multiple of dim.
@@ -38,17 +40,19 @@ ROUTED_PASSES = 40
 The value was counted in the code. It was not fitted to a run.
 """
 COUNTED = 1.6
-"""Correction factor for the counted bytes of custom models.
+"""Factor by which the counted memory traffic of a custom model is multiplied.
 
-For the decoder with 8 billion parameters of the published runs, the count is 0.63 of the bytes by the fitted factors.
+For the 8-billion-parameter decoder of the published runs, the counted bytes are 0.63 (about 1 / 1.6) of the bytes that
+follow from the fitted factors.
 """
 LOGIT_BYTES = 28
-"""Bytes that are read and written for each logit of a token.
+"""Bytes of memory traffic for each logit of a token.
 
-They are a read in bfloat16, three passes in float32, and the gradient in bfloat16.
+They consist of one read in bfloat16, three passes in float32, and the gradient in bfloat16.
 """
 WEIGHT_BYTES = 12
-"""Bytes of each weight, read and written, and of its gradient, read, in an update."""
+"""Bytes of memory traffic for each weight in an optimizer update: the weight is read and written, its gradient is read.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +63,13 @@ class StepTime:
     communication: dict[Group, float]
     """Seconds of communication that do not overlap with computation."""
     bubble: float
-    """Seconds for which a rank waits for other stages of its pipeline."""
+    """Seconds for which a rank waits for other pipeline stages."""
     optimizer: float
     host: float
     """Seconds of copies between device and host memory that do not overlap with computation."""
     filling: float
-    """Part of `compute` that is spent on padding rows. They exist if the batch size is not divisible."""
+    """Seconds of `compute` that are spent on padding rows, which exist if the batch size is not divisible by the ranks.
+    """
 
     @property
     def total(self) -> float:
@@ -72,10 +77,10 @@ class StepTime:
 
 
 def bubble_share(layout: ParallelLayout, microbatches: int) -> float:
-    """Return the ratio of the time that a rank waits for other pipeline stages to its computing time.
+    """Return the ratio of the time for which a rank waits for other pipeline stages to the time for which it computes.
 
-    For P stages and m microbatches, the ratio is (P - 1) / m (arXiv 2104.04473). An interleaved schedule divides this
-    ratio by the number of stages per rank. A zero-bubble schedule also divides it by 3 (arXiv 2401.10241).
+    For P stages and m microbatches, the ratio is (P - 1) / m (arXiv 2104.04473). An interleaved schedule divides it by
+    the number of stages per rank. A zero-bubble schedule also divides it by 3 (arXiv 2401.10241).
     """
     waiting = (layout.parallelism.pipeline - 1) / microbatches / layout.parallelism.stages_per_rank
     return waiting / 3 if layout.parallelism.schedule is PipelineSchedule.zero_bubble else waiting
@@ -148,10 +153,11 @@ def step_time(layout: ParallelLayout, gpu: Gpu, fabric: float) -> StepTime:
 
 
 def _beyond_products(layout: ParallelLayout, once: float, gpu: Gpu) -> float:
-    """Return the seconds of communication in tensor groups that do not overlap with matrix products.
+    """Return the seconds of a tensor group's communication that do not overlap with matrix products.
 
-    Each all-gather or reduce-scatter takes `once` seconds. A matrix product is computed in as many pieces as the group
-    has ranks. The computation of each piece except the first overlaps with the transfer of another piece.
+    Each all-gather or reduce-scatter takes `once` seconds. Each matrix product is computed in as many pieces as the
+    group has ranks. The computation of each piece except the
+    first overlaps with the transfer of another piece.
     """
     model, parallelism, plan = layout.trainer.model, layout.parallelism, batch(layout)
     forward_passes = 1 + (layout.trainer.memory.resolved_activations is Activations.recompute)
@@ -179,9 +185,9 @@ def _beyond_products(layout: ParallelLayout, once: float, gpu: Gpu) -> float:
 
 
 def moved(layout: ParallelLayout, recompute_factor: float) -> float:
-    """Return the bytes per token that a rank reads from and writes to memory in all operations but matrix products.
+    """Return the bytes per token that a rank reads and writes in GPU memory, without matrix products.
 
-    `recompute_factor` scales the operations that activation recomputation may repeat.
+    `recompute_factor` multiplies the bytes of the operations that activation recomputation may repeat.
     """
     if layout.own is not None:
         return layout.own.moved * recompute_factor * COUNTED
@@ -217,7 +223,14 @@ def hfu(layout: ParallelLayout, gpu: Gpu, seconds: float) -> float | None:
 
 
 def _utilization(layout: ParallelLayout, gpu: Gpu, seconds: float, flops: float) -> float:
-    """Return the part of the GPUs' peak rate that `flops` operations for each element take."""
+    """Return the fraction of the GPUs' peak rate that a step uses.
+
+    Args:
+        layout: Layout of the job.
+        gpu: GPU of each rank.
+        seconds: Duration of the step.
+        flops: Floating-point operations for one element of a sequence.
+    """
     trainer = layout.trainer
     elements = trainer.global_batch_size * trainer.model.sequence_length
     return elements * flops / (seconds * layout.size * gpu.flops)

@@ -17,18 +17,18 @@ from concertina_trainer.degrees import Dimension
 from concertina_trainer.layouts import frees_weights, reduces_each
 
 COMPUTED, REDUCED, HELD = 2, 4, 4
-"""Bytes per number in transfers of weights and activations, in gradient reductions, and in held weights.
+"""Bytes per number: in transfers of weights and activations, in gradient reductions, and in the stored weights.
 
-Transfers are in bfloat16, gradients and held weights in float32.
+Transfers are in bfloat16. Gradients and stored weights are in float32.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
     dimension: Group
-    """Dimension of the group.
+    """Dimension of the group whose ranks communicate.
 
-    The group of `shard` is the FSDP group, which includes context groups. For experts, it includes tensor groups too.
+    The group of `shard` is the FSDP group, which includes context groups. For experts, it also includes tensor groups.
     """
     name: str
     ranks: int
@@ -36,7 +36,10 @@ class Traffic:
     times: int
     """Number of collectives in a step."""
     bytes: float
-    """Bytes that are gathered, reduced or sent in a step."""
+    """Bytes of data that the collectives gather, reduce or send in a step.
+
+    `sent` are the bytes that one rank sends for this.
+    """
     exposed: bool
     """True if the collectives do not overlap with computation."""
 
@@ -57,20 +60,21 @@ def batch(layout: ParallelLayout) -> BatchPlan:
 
 
 def stage_blocks(layout: ParallelLayout) -> int:
-    """Return the largest number of transformer blocks that one rank has."""
+    """Return the number of transformer blocks of the rank that has the most."""
     return math.ceil(layout.blocks / layout.parallelism.pipeline)
 
 
 def routed_blocks(layout: ParallelLayout) -> int:
-    """Return how many of the blocks counted by `stage_blocks` have experts."""
+    """Return how many of the blocks of the rank with the most blocks (`stage_blocks`) have experts."""
     return min(stage_blocks(layout), layout.trainer.model.routed_layers)
 
 
 @dataclasses.dataclass(frozen=True)
 class RankWeights:
-    """Largest number of weights that a rank has at a time when it gathers its sharded weights for a computation.
+    """Numbers of weights that FSDP shards, of the rank with the most weights.
 
-    Only tensor and expert parallelism divide these weights among ranks.
+    Each number counts the weights before FSDP shards them. Only tensor, expert and pipeline parallelism have divided
+    them.
     """
 
     blocks: float
@@ -80,11 +84,11 @@ class RankWeights:
     ranks: int
     """Number of ranks over which all weights except experts are sharded."""
     expert_ranks: int
-    """Number of ranks over which the same experts are sharded."""
+    """Number of ranks over which the weights of the same experts are sharded."""
 
     @property
     def held(self) -> float:
-        """Number of weights in the shards that this rank stores."""
+        """Number of weights in the FSDP shards that the rank stores."""
         return self.held_blocks + self.ends / self.ranks
 
     @property
@@ -142,7 +146,7 @@ def traffic(layout: ParallelLayout) -> list[Traffic]:
 
 
 def host_bytes(layout: ParallelLayout) -> float:
-    """Return the bytes that are copied between device and host memory in a step; 0 without offloading.
+    """Return the bytes that one rank copies between device and host memory in a step; 0 without offloading.
 
     Weights and gradients are copied in float32. Weights are copied for each all-gather, and gradients for each
     reduction.
@@ -158,10 +162,7 @@ def host_bytes(layout: ParallelLayout) -> float:
 
 
 def _gatherings(layout: ParallelLayout, plan: BatchPlan) -> tuple[int, int]:
-    """Return the number of all-gathers in a step, as two numbers.
-
-    The first number is for the weights of blocks, the second for the weights outside of blocks.
-    """
+    """Return the number of all-gathers in a step for the weights of a block, and the number for other weights."""
     parallelism, count = layout.parallelism, plan.microbatches
     free = frees_weights(layout.trainer, parallelism, layout.weights)
     if parallelism.pipeline == 1:
@@ -200,16 +201,17 @@ def _of_weights(layout: ParallelLayout, plan: BatchPlan) -> list[Traffic]:
 
 
 def reductions(layout: ParallelLayout, plan: BatchPlan) -> int:
-    """Return the number of gradient reductions over ranks in a step."""
+    """Return how many times each gradient is reduced over the ranks in a step."""
     each = reduces_each(layout.trainer, layout.parallelism, layout.weights)
     return plan.microbatches if each else 1
 
 
 def _of_tensor_groups(layout: ParallelLayout, plan: BatchPlan, residual: float) -> list[Traffic]:
-    """Return the bytes that a rank sends to its tensor groups in a step.
+    """Return the traffic of a rank within its tensor group in a step.
 
-    In a block with experts, only attention and shared experts use tensor groups. The result includes the gradients of
-    the experts' routers. On each pipeline stage, it also includes the embedding's result and the output layer's input.
+    In a block with experts, only attention and shared experts use tensor parallelism. The result includes the gradients
+    of the experts' routers. It also includes the embedding's output and the output layer's input, averaged over the
+    pipeline stages.
     """
     model, routed, overlapped = layout.trainer.model, routed_blocks(layout), layout.parallelism.async_tensor
     halves = 2 * stage_blocks(layout)
@@ -233,11 +235,11 @@ def _of_tensor_groups(layout: ParallelLayout, plan: BatchPlan, residual: float) 
 
 
 def _gathers_of_half(activations: Activations, overlapped: bool) -> int:
-    """Return the number of all-gathers and reduce-scatters of one attention or feed-forward layer.
+    """Return the number of all-gathers and reduce-scatters of one attention or feed-forward layer for a microbatch.
 
     The forward pass has one all-gather and one reduce-scatter, and so has the backward pass. Recomputation repeats
-    those of the forward pass. With `overlapped` matrix products, the backward pass gathers the layer's input once more.
-    With the setting `products` for activations, the results are kept and not gathered again.
+    those of the forward pass. If matrix products are `overlapped` with communication, the backward pass gathers the
+    layer's input once more. With the value `products` of `activations`, the results are stored and not gathered again.
     """
     is_recomputed = activations is Activations.recompute or (activations is Activations.products and not overlapped)
     return 4 + 2 * is_recomputed + overlapped
@@ -252,9 +254,9 @@ def _of_context_groups(layout: ParallelLayout, plan: BatchPlan) -> Traffic:
 
 
 def _of_experts(layout: ParallelLayout, microbatches: int, residual: float) -> Traffic:
-    """Return the traffic of tokens to their experts and back, with gradients.
+    """Return the traffic that sends tokens to their experts, returns the results, and does the same for gradients.
 
-    The load of experts is assumed to be even, so all ranks have the same traffic.
+    Tokens are assumed to be evenly distributed over the experts, so all ranks have the same traffic.
     """
     experts = layout.trainer.model.experts
     assert experts is not None

@@ -1,1 +1,4 @@
-"""HTML pages about a run: the report and the dashboard. Pure: they are computed from evidence that is passed in."""
+"""HTML pages about a run: the report and the dashboard.
+
+Pure: the pages are computed only from the evidence passed in.
+"""

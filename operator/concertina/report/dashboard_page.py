@@ -45,7 +45,7 @@ WIDE = "body { max-width: none; margin: 1.5em } form { display: inline }"
 
 @dataclasses.dataclass(frozen=True)
 class DashboardView:
-    """Options of the list of jobs: namespaces, grouping, order and page number."""
+    """Options of the dashboard's list of jobs: namespaces, grouping, order and page number."""
 
     all_namespaces: bool
     by: str = ""
@@ -134,7 +134,7 @@ def trouble_page(title: str, sentence: str, nonce: str) -> str:
 
 
 def _refreshing_document(title: str, nonce: str, style: str = "") -> tuple[xml.Element, xml.Element, xml.Element]:
-    """Return a document, its body, and the element of the body whose content is refreshed."""
+    """Return a new HTML document, its body, and the element in the body whose content the page's script refreshes."""
     root, head, body = document(title)
     head.append(element("style", STYLE + style, nonce=nonce))
     body.append(element("p", SILENT, class_="warning", id="silent", hidden="hidden"))

@@ -66,7 +66,7 @@ def chapters(
     unseen: Sequence[str],
     events: Sequence[Raw],
 ) -> None:
-    """Add all sections of the report about a run, the most urgent first."""
+    """Add all sections of the report about a run, the most urgent section first."""
     table(body, (), _summary(evidence))
     _findings(section(body, "What is wrong"), evidence, diagnosis)
     _time(section(body, "Where the time went"), evidence.status.goodput)
@@ -141,7 +141,7 @@ def _time(parent: xml.Element, goodput: Goodput) -> None:
 
 
 def _class_name(name: str) -> xml.Element:
-    """Return an element with the name of a goodput class and its colour in the bar."""
+    """Return an element with the name of a goodput class, in the colour that the class has in the bar of times."""
     cell = xml.Element("span")
     xml.SubElement(cell, "span", {"class": f"swatch {name}"}).tail = name
     return cell

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as xml
 WIDTH, HEIGHT = 720, 200
 LEFT, RIGHT, TOP, BOTTOM = 70, 12, 10, 34
 MOST_POINTS = 1000
-"""Maximum number of points in a line. It is more than the number of pixels in the width."""
+"""Maximum number of points in a line. A plot has fewer pixels in its width than this."""
 Point = tuple[float, float]
 
 

@@ -19,8 +19,8 @@ text { font: 11px system-ui, sans-serif; fill: #222 }
 def picture(name: str, layout: ParallelLayout) -> str:
     """Return the diagram as SVG.
 
-    A square is a rank, and a frame is a replica on its node. Ranks with the same colour compute the same sequences. The
-    number of drawn nodes is limited, and the rest is mentioned in a line of text.
+    A square is a rank, and a frame around squares is a replica on its node. Ranks with the same colour compute the same
+    sequences. The number of drawn nodes is limited, and a line of text gives the number of the others.
     """
     nodes = layout.size // layout.per_node
     shown, across = min(nodes, MOST_NODES), min(nodes, NODES_IN_ROW)

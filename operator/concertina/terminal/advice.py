@@ -6,11 +6,11 @@ from concertina.api.status import ConditionType, JobStatus
 from concertina.diagnosis import problems
 
 SLOW_PERCENT = 100 * (1 - problems.FREQUENT_FAILURES)
-"""Goodput in percent below which the user should find out what takes the time."""
+"""Goodput in percent below which a job counts as slow."""
 SOON = 600
-"""Minimum age of a job's goodput in seconds.
+"""Age of a job in seconds before which it does not count as slow.
 
-Before that age, the job's start dominates, and the job is not called slow.
+Before that age, the time to start the job dominates its goodput.
 """
 
 
@@ -42,7 +42,7 @@ def _after_the_end(name: str, status: JobStatus) -> str:
 
 
 def is_slow(status: JobStatus) -> bool:
-    """Return whether too little of a job's time is spent on new steps.
+    """Return whether a job's goodput (the share of its time in which it makes new steps) is too low.
 
     The result is False if the goodput is unknown.
     """

@@ -1,4 +1,4 @@
-"""Request for a checkpoint, as an annotation on the job. Each new value of the annotation is a new request."""
+"""Request for a checkpoint, which is an annotation of the job. Each new value of the annotation is a new request."""
 
 import secrets
 

@@ -1,4 +1,4 @@
-"""Connection of a command to its cluster, and conversion of errors to messages and exit statuses."""
+"""Connection of a CLI command to its cluster, and conversion of errors to messages and exit statuses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Target:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[tuple[Client, str]]:
-        """Connect to the cluster, and yield a client and the namespace to use."""
+        """Connect to the cluster, and yield a client and the namespace in which the command operates."""
         from concertina.kube.access import load
         from concertina.kube.client import Client
 
@@ -46,9 +46,9 @@ class Target:
 
 
 def call(command: Coroutine[Any, Any, int | None]) -> None:
-    """Run a command, and exit with its status.
+    """Run a command's coroutine, and exit the process with the status that the coroutine returns.
 
-    For expected errors, the message is printed, and the exit status is 1.
+    If the coroutine raises an expected error, the error message is printed and the exit status is 1.
 
     Raises:
         typer.Exit: Always, with the exit status.
@@ -70,9 +70,9 @@ def call(command: Coroutine[Any, Any, int | None]) -> None:
 
 
 async def _ungrouped(command: Coroutine[Any, Any, T], expected_types: tuple[type[Exception], ...]) -> T:
-    """Run a command. If it raises a group that contains only expected errors, raise the first of these errors.
+    """Run a command's coroutine, and replace a group of only expected errors by the first error of the group.
 
-    Task groups raise such groups. A BrokenPipeError is an expected error too, and typer handles it.
+    Task groups raise such groups. BrokenPipeError counts as an expected error; typer handles it.
 
     Raises:
         ExceptionGroup: When an error in the group is not expected.

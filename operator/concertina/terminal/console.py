@@ -12,7 +12,7 @@ from concertina.terminal.characters import CONTROL, harmless
 
 
 class HarmlessConsole(Console):
-    """Console that replaces control characters in text. Colours and cursor movements by rich itself still work."""
+    """Console that replaces control characters in printed text. rich's own colours and cursor movements still work."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -23,7 +23,7 @@ class HarmlessConsole(Console):
 def plain(width: int = 200, stderr: bool = False) -> Console:
     """Return a console that prints text without interpreting markup.
 
-    Tenants of the cluster wrote many of the texts, such as labels and the last lines of a script. Markup in such text
+    Tenants of the cluster wrote much of the text, such as labels and the last lines of a script. Markup in such text
     could raise an error or hide content, and escape sequences could affect the user's terminal.
 
     Args:

@@ -1,4 +1,4 @@
-"""Curves of a run over time. Each curve is one line of text. Pure."""
+"""Curves of a job's loss and number of replicas over time. Each curve is one line of text. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
 """Maximum number of columns. The time from the first point to the last is divided evenly among the columns."""
 NOTHING = " "
-"""Character for a column without a point. The job did not train in that period."""
+"""Character for a column without a point: the job did not train in that period."""
 LATE = 3
-"""Longest gap between two points in which the job still counts as training, as a multiple of the usual gap."""
+"""Longest gap between two points, as a multiple of the usual gap, in which the job still counts as training."""
 
 
 def loss(history: LossHistory, width: int = WIDTH) -> str:
@@ -25,7 +25,7 @@ def loss(history: LossHistory, width: int = WIDTH) -> str:
 def world(history: LossHistory, width: int = WIDTH) -> str:
     """Return the curve of the number of replicas as a line of text, scaled from zero.
 
-    Each column shows the smallest number in its period.
+    Each column shows the smallest number of replicas in its period.
     """
     columns = _columns(history.points, width)
     return _line([min((point.replicas for point in column), default=None) for column in columns], low=0)

@@ -1,4 +1,4 @@
-"""View of one job from now until its end: live on a terminal, otherwise one printed line per change."""
+"""Display of one job until its end: a live view on a terminal, otherwise one printed line per change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from concertina.kube.resources import EVENTS, TRAINING_JOBS, Raw
 from concertina.terminal import show
 
 EVENTS_EVERY = 5.0
-"""Minimum number of seconds between two reads of the job's events. The job itself may change more often."""
+"""Minimum number of seconds between two reads of the job's events.
+
+The job's object is watched, so changes of the object are seen sooner.
+"""
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 3.0
 """First and longest delay, in seconds, before a failed watch is reopened."""
 

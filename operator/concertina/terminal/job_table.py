@@ -1,4 +1,4 @@
-"""Table of all jobs. Jobs that need attention come first. Pure."""
+"""Table of several jobs, in which jobs that need attention come first. Pure."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 QUEUED = "Queued"
-"""Phase of a job that waits for quota. Its conditions are the same as those of a suspended job."""
+"""Text for the phase of a job that waits for quota. Such a job has the same conditions as a suspended job."""
 NO_GROUP = "(none)"
 WAITS_FOR = "Waits for"
-"""Additional column for grouping by queue."""
+"""Header of the column that is added when jobs are grouped by queue."""
 COLUMNS = (
     "Name", "Status", "World", "Progress", "ETA", "Loss", "Tokens/s", "Goodput", "Waited", "Cost", "Failures", "Age",
 )  # fmt: skip
@@ -42,7 +42,7 @@ class AttentionLevel(enum.IntEnum):
     """The job waits for action by a person."""
     WAITING = 1
     SLOW = 2
-    """The job trains, but too little of its time is spent on new steps."""
+    """The job trains, but its goodput (the share of time in which it makes new steps) is low."""
     TRAINING = 3
     SUSPENDED = 4
     ENDED = 5
@@ -65,9 +65,10 @@ class JobRow:
     name: str
     labels: Mapping[str, str]
     queue: str
-    """Kueue LocalQueue that admits the job's pods, or the queue in the job's label. Empty without a queue."""
+    """Kueue LocalQueue that admits the job's pods. If there is none yet, the queue in the job's label; otherwise empty.
+    """
     waits_for: str
-    """Reason why the queue admits fewer replicas than the job requests. Empty if it admits all."""
+    """Reason why the queue admits fewer replicas than the job requests. Empty if the queue admits all of them."""
     attention: AttentionLevel
     word: str
     world: str
@@ -78,9 +79,9 @@ class JobRow:
     loss: float | None
     tokens_per_second: float | None
     goodput: float | None
-    """Goodput in percent, or None if it is unknown."""
+    """Goodput (share of time in which the job makes new steps) in percent, or None if it is unknown."""
     counted: bool
-    """True if the status contains a goodput from the operator."""
+    """True if the operator has written a goodput into the job's status."""
     waiting_seconds: float
     cost: float | None
     currency: str
@@ -180,14 +181,14 @@ def as_json(row: JobRow, by: str = "") -> dict[str, JsonValue]:
 def screen(
     rows: Sequence[JobRow], now: float, with_namespace: bool, by: str, height: int | None = None, trouble: str = ""
 ) -> RenderableType:
-    """Return the table with a summary above it.
+    """Return the table of jobs with a summary above it.
 
     Args:
         rows: Sorted rows.
         now: Unix time in seconds.
         with_namespace: Whether to show the namespaces.
         by: Grouping of the rows, as in `group`.
-        height: Number of lines on the screen. Rows that don't fit are only counted.
+        height: Number of lines on the screen. Of the rows that don't fit, only the number is shown.
         trouble: Reason why the rows may be out of date. Empty if they are current.
     """
     table = Table(

@@ -1,7 +1,7 @@
-"""Log lines of replicas, with the round and the rank of each line. Pure.
+"""Parser for the log lines of replicas, which determines the round and the rank of each line. Pure.
 
-A round is a period in which a fixed set of replicas trains. When an agent starts a worker, it writes a log line that
-contains the round and the rank.
+A round is a period in which a fixed set of replicas trains. When an agent starts a worker, the agent writes a log line
+that contains the round and the rank.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from concertina_protocol import log_lines
 from concertina_protocol.log_lines import StepDoneLine
 
 _RANK = re.compile(r"\[rank (\d{1,7})\] ")
-"""Prefix that the agent adds to each line if a replica has several workers."""
+"""Prefix that the agent adds to each line of a worker's output if a replica has several workers."""
 _LONGEST_LINE = 16_384
-"""Maximum length in characters of a line that the agent wrote. Longer lines come from workers."""
+"""Maximum length in characters of a line by the agent itself. A longer line comes from a worker."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class LogEntry:
     round: int | None
     rank: int | None
     step: int | None
-    """Last step that this replica's log reported before the line."""
+    """Last step that the replica's log reported in this round, up to and including this line; None if there is none."""
     text: str
     fact: dict[str, JsonValue] | None
-    """Fields of the line if the agent wrote it, or None."""
+    """Fields of the line if the agent itself wrote it (as JSON); None for a line of a worker."""
 
     @property
     def seconds(self) -> float:
@@ -47,7 +47,7 @@ class LogEntry:
         return unix_seconds(self.at) if self.at else 0.0
 
     def line(self) -> str:
-        """Return the line with its replica and rank, for printing."""
+        """Return the line for printing, with the names of its replica and rank in front."""
         source = self.replica if self.rank is None else f"{self.replica} rank {self.rank}"
         return f"{source} | {self.text}"
 
@@ -75,14 +75,15 @@ class LogFilter:
 
 
 class LogReader:
-    """Reader of one replica's log. It handles one line at a time, and may begin at any line."""
+    """Parser of one replica's log, which reads one line at a time and can start at any line."""
 
     def __init__(self, replica: str, world: World) -> None:
-        """Begin to read a log.
+        """Create a reader for one replica's log.
 
         Args:
             replica: Name of the replica.
-            world: Current members of the job. They determine the ranks before the log has a line of the agent.
+            world: Current members of the job. They determine the rank of each line until the first line in which the
+                agent names its rank.
         """
         self._replica = replica
         self._round: int | None = None
@@ -92,10 +93,10 @@ class LogReader:
         self._present_world = (world.round, world.ranks_of(replica))
 
     def read(self, at: str, text: str) -> LogEntry:
-        """Return the entry for a line.
+        """Parse one line of the log.
 
         Args:
-            at: Time of the line, as in LogEntry.
+            at: Time of the line in RFC 3339, or empty if unknown.
             text: Text of the line.
         """
         if self._round is None and self._present_world[1] and at and unix_seconds(at) >= self._since:

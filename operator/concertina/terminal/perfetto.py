@@ -1,4 +1,4 @@
-"""Merging of several ranks' traces into one file for https://ui.perfetto.dev and chrome://tracing. Pure."""
+"""Merge the traces of several ranks into one file for https://ui.perfetto.dev and chrome://tracing. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 TraceEvent = dict[str, Any]
 _COLLECTIVES = 1 << 30
-"""Thread id for the collectives of the flight recorder. No real thread has this id."""
+"""Thread id for the row of collectives, which come from the flight recorder. No real thread has this id."""
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,15 @@ class RankTrace:
 
     @property
     def base(self) -> int:
-        """Unix time, in nanoseconds, from which the trace counts. Events have microseconds since then."""
+        """Unix time, in nanoseconds, at which the trace's clock is zero.
+
+        Times of events are in microseconds since then.
+        """
         return int(self.trace.get("baseTimeNanoseconds") or 0)
 
     @property
     def events(self) -> Iterable[TraceEvent]:
-        """Events of processes and devices. The profiler's own events, whose pid is a word, are left out."""
+        """Events of processes and devices. The profiler's own events are left out; their pid is not a number."""
         return (event for event in self.trace.get("traceEvents", ()) if isinstance(event.get("pid"), int))
 
     @property
@@ -37,10 +40,10 @@ class RankTrace:
 
 
 def merged(traces: Sequence[RankTrace]) -> dict[str, Any]:
-    """Return one trace of all ranks with a common time axis.
+    """Return one trace with the events of all ranks on a common time axis.
 
-    The alignment is as exact as the clocks of the nodes. Each rank and each of its devices is a process in the result.
-    The complete flight records are included too.
+    The events of different ranks are aligned by the clocks of their nodes, and are only as exact as these. In the
+    result, each rank and each of its devices is a process. The complete flight records are included too.
     """
     origin = min((rank_trace.begin for rank_trace in traces), default=0)
     events: list[TraceEvent] = []
@@ -73,16 +76,16 @@ def _pid(rank: int, number: int) -> int:
 
 
 def _process_names(rank_trace: RankTrace, pid: int, number: int) -> Iterable[TraceEvent]:
-    """Yield the events that name a process. Process 0 is the worker, and the others are its devices."""
+    """Yield the metadata events that name the process `pid`: the rank's worker (`number` 0) or one of its devices."""
     name = f"rank {rank_trace.rank} ({rank_trace.replica})" + (f" device {number - 1}" if number else "")
     yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
 
 
 def _collectives(rank_trace: RankTrace, origin: int) -> Iterable[TraceEvent]:
-    """Yield the trace events of a row with the collectives in the flight record.
+    """Yield trace events for the collectives in a rank's flight record, as one row of the trace.
 
-    Only collectives since the start of the trace are included.
+    Collectives from before the start of the trace are left out.
     """
     pid = _pid(rank_trace.rank, 0)
     rows = [

@@ -36,14 +36,14 @@ _TIME_COLOURS = {"productive": "green", "communication": "green", "unknown": "di
 ENDED = ("Complete", "Failed")
 EVENT_COLUMNS = ("Event", "", "Reason", "Ago", "Message")
 READ_MODELS = ("model.from", "model.hf")
-"""Fields of `status.settings` whose value is the model that the trainer has read."""
+"""Names of settings in `status.settings` whose value is the model that the trainer has read."""
 _SHARES, _CAUSES, _EVENTS = 4, 5, 8
 _BAR = 30
 """Maximum length of a bar in characters."""
 
 
 def word(status: JobStatus) -> str:
-    """Return the job's phase, as in the column Status of `kubectl get`."""
+    """Return the job's phase as one word, as in the Status column of `kubectl get`."""
     return status.phase or "Unseen"
 
 
@@ -119,12 +119,12 @@ def detail(job: Raw, events: Sequence[Raw] = ()) -> RenderableType:
 
 
 def members(world: World, pods: Mapping[str, Raw], report: Report | None) -> Table:
-    """Return a table with one row per member, in order of rank.
+    """Return a table with one row per member of the round, in order of rank.
 
     Args:
         world: Current members of the job.
         pods: Pods of the job by name.
-        report: Report of the coordinator, or None. A report of another round is ignored.
+        report: Last report of the coordinator (the agent of rank 0), or None. A report from another round is ignored.
     """
     names = ["Ranks", "Replica", "Node", "Pod", "State", "Step"]
     result = Table(*names, box=None, header_style="bold", padding=(0, 2, 0, 0))
@@ -147,10 +147,10 @@ def members(world: World, pods: Mapping[str, Raw], report: Report | None) -> Tab
 
 
 def _step(member: MemberState, coordinator: Report) -> str:
-    """Return the member's step as text.
+    """Return a member's step as text.
 
-    This is the step that the member reported at the end of the round. While the member runs, it is the step of rank 0,
-    which the coordinator reports.
+    If the member has ended, this is the step of its own last report. While the member runs, it is the step of rank 0,
+    which the coordinator (the agent of rank 0) reports.
     """
     if member.step is not None:
         return f"{member.step}"
@@ -287,7 +287,7 @@ def _checkpoint_rows(status: JobStatus) -> Iterable[tuple[str, str]]:
 
 
 def snapshots_every(status: JobStatus) -> str:
-    """Return text on the snapshot interval and its cost, to be appended to the newest snapshot; empty if unknown."""
+    """Return text on the snapshot interval and its cost, to append to the newest snapshot; empty if unknown."""
     interval = status.snapshot_interval
     if interval is None:
         return ""
@@ -296,7 +296,7 @@ def snapshots_every(status: JobStatus) -> str:
 
 
 def checkpoints_every(every: CheckpointEvery, failures: int) -> str:
-    """Return a sentence on the checkpoint interval, and on the best interval for the number of failures so far."""
+    """Return a sentence with the checkpoint interval, and the best interval for the number of failures so far."""
     clock = f"every {duration(every.seconds)} by the clock" if every.seconds else "by steps alone"
     if not failures:
         return clock
@@ -326,7 +326,7 @@ def _progress(status: JobStatus) -> RenderableType:
 
 
 def mfu(progress: JobProgress) -> str:
-    """Return the model FLOPs utilization by both usual conventions, as text; empty if it is unknown."""
+    """Return the model FLOPs utilization as text, by both usual conventions; empty if it is unknown."""
     full = progress.mfu_full_attention
     also = f" ({full:.1%} with all of attention counted)" if full else ""
     return f"{progress.mfu:.1%}{also}" if progress.mfu else ""
@@ -365,7 +365,7 @@ def _curves(status: JobStatus) -> Iterable[tuple[str, str]]:
 
 
 def _time_bars(goodput: Goodput) -> Table:
-    """Return a table with one bar for each class of the job's time, the longest first."""
+    """Return a table with one bar per class of the job's time (such as recovery), the longest first."""
     parts = sorted(goodput.by_class.items(), key=lambda part: -part[1])
     total, longest = sum(goodput.by_class.values()) or 1.0, parts[0][1] or 1.0
     result = Table.grid(padding=(0, 1))
@@ -381,7 +381,7 @@ def _time_bars(goodput: Goodput) -> Table:
 def _events_table(events: Sequence[Raw]) -> Table:
     """Return a table of the last events.
 
-    Their text is not interpreted as markup, because anyone may have written it.
+    The events' text is not interpreted as markup, because anyone may have written it.
     """
     result = Table(*EVENT_COLUMNS, box=None, header_style="bold", pad_edge=False)
     for row in last_events(events):
@@ -413,7 +413,7 @@ def goodput(spent: Goodput) -> str:
 
 
 def recovery_spent(goodput: Goodput) -> str:
-    """Return the time spent on recovery for each cause, as text, the largest first."""
+    """Return text with the time that recovery took for each cause, the largest first."""
     causes = sorted(goodput.recovery, key=lambda entry: -entry.seconds)[:_CAUSES]
     at_least = "at least " if goodput.percent is None else ""
     return ", ".join(f"{entry.cause} {entry.times} x, {at_least}{entry.seconds:.1f}s" for entry in causes)

@@ -1,4 +1,4 @@
-"""Find out from a job's object alone whether any operator manages the job. Pure.
+"""Check whether an operator manages a job, from the job's object alone. Pure.
 
 Users can't see the operator's Deployment or Lease, because these are in another namespace.
 """
@@ -13,19 +13,19 @@ from concertina.kube.parse.views import other_manager
 from concertina.kube.resources import Raw
 
 SEEN_SECONDS = 15.0
-"""Age in seconds of an unhandled job or change from which no operator is assumed to be running.
+"""Age in seconds of a job or a spec change at which, if it is still unprocessed, no operator is assumed to run.
 
 A running operator reacts within two seconds. A new leader takes over within 10 s.
 """
 COUNTED_SECONDS = 300.0
-"""Age in seconds of the goodput in the status from which no operator is assumed to be running.
+"""Age in seconds of the goodput in a running job's status at which no operator is assumed to run.
 
-A running operator updates the goodput of a job that trains at least once a minute, even with a thousand jobs.
+A running operator updates this goodput at least once a minute, even with a thousand jobs.
 """
 
 
 def sentence(job: Raw, status: JobStatus, now: float) -> str:
-    """Return a sentence that says that no operator manages the job, and why.
+    """Return a sentence that says that no operator manages the job, with the evidence for this.
 
     The result is empty if an operator seems to manage the job.
     """

@@ -1,4 +1,4 @@
-"""Watch of a job: its status, which is read repeatedly, and the logs of its trainers. Drills and the demo use it."""
+"""Repeated reads of a job's status and of its trainers' logs. Drills and the demo wait for events with this watch."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ T = TypeVar("T")
 
 
 class Late(Exception):
-    """Error that an expected event did not happen in time.
+    """Error for an event that did not happen within its time limit.
 
     The message contains the expected event and the current message of the job.
     """
 
 
 class JobWatch:
-    """Watch of a job while an `async with` block runs. During an outage of the API server, the watch waits."""
+    """Context manager that reads a job's status and logs while its `async with` block runs.
+
+    During an outage of the API server, it continues to try.
+    """
 
     def __init__(
         self,
@@ -58,11 +61,11 @@ class JobWatch:
         """Most recently read status of the job."""
         self.seen_at = 0.0
         self.pods: dict[str, str] = {}
-        """Names of the running pods by uid."""
+        """Names of the job's running pods, by the pods' uid."""
         self.starts: dict[int, RoundStarted] = {}
-        """Log line about the first step of each round, by round number."""
+        """Log line that reports the first step of each round, by round number."""
         self.step = 0
-        """Highest step in any of the logs."""
+        """Highest step that any of the logs has reported."""
         self._reported_steps: set[StepDoneLine] = set()
         self._following: dict[str, asyncio.Task[None]] = {}
 
@@ -106,9 +109,9 @@ class JobWatch:
         return show.word(self.status) == "Training"
 
     def first_start(self, above: int, since: float) -> RoundStarted | None:
-        """Return the earliest matching log line about the first step of a round, or None.
+        """Return the earliest log line that reports the first step of a matching round; None if there is none.
 
-        Rounds match if their number is larger than `above` and their first step ended after the Unix time `since`.
+        A round matches if its number is larger than `above` and its first step ended after the Unix time `since`.
         """
         later = [start for number, start in self.starts.items() if number > above and start.at > since]
         return min(later, key=lambda start: start.at, default=None)

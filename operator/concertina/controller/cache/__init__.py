@@ -1,1 +1,1 @@
-"""Caches of the cluster's objects. `cluster_cache` derives from them a consistent observation of each job."""
+"""Caches of the cluster's objects. `cluster_cache` combines them into a consistent observation of each job."""

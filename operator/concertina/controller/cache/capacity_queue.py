@@ -1,6 +1,6 @@
-"""Queue of the jobs that wait for resources of the cluster.
+"""Queue of the jobs whose pods wait for resources of the cluster.
 
-`plan/lifecycle/line.py` defines the order of their turns.
+`plan/lifecycle/line.py` defines the order in which the jobs have their turns.
 """
 
 from __future__ import annotations
@@ -21,19 +21,22 @@ from concertina.plan.observed import NodeView, QueuePlace
 
 log = logging.getLogger(__name__)
 FOLD_SECONDS = 0.2
-"""Delay in seconds from a change to the computation of the queue, so that many changes cause only one computation."""
+"""Delay in seconds between a change and the computation of the queue.
+
+All changes in this time cause one computation.
+"""
 SLICE_SECONDS = 0.01
-"""Seconds for which jobs are evaluated before the event loop may do other work."""
+"""Seconds for which the queue evaluates jobs before other tasks of the event loop run."""
 
 ALONE = QueuePlace()
 
 
 class CapacityQueue:
-    """Queue of the jobs that wait for resources. It computes each job's place after changes of jobs or nodes.
+    """Queue of the jobs that wait for resources. Changes of jobs or nodes cause a new computation of each job's place.
 
     Waiting jobs have turns: in its turn, a job may keep its pods while other jobs release their pods. The queue calls
-    `changed(uid)` for each job that must act because its place has changed: the job's turn begins, or the job must
-    release its resources, or the job may create pods again. Several changes in quick succession cause one computation.
+    `changed(uid)` for each job that must act because its place has changed: the job's turn begins, the job must release
+    its pods, or the job may create pods again. Several changes in quick succession cause one computation.
     """
 
     def __init__(
@@ -49,9 +52,10 @@ class CapacityQueue:
         Args:
             jobs: All jobs, keyed by uid.
             nodes: Nodes, keyed by name; None if nodes are not watched.
-            changed: Function to call with the uid of each job that must act.
-            later: Function that schedules a call.
-            has_queue: Function that returns whether Kueue decides when a job starts. Such a job never waits here.
+            changed: Function to call with the uid of each job that must act because its place has changed.
+            later: Function that schedules a call after a delay.
+            has_queue: Function that returns whether a Kueue queue decides when a job starts. Such a job never waits
+                here.
         """
         self._has_queue = has_queue
         self._jobs = jobs
@@ -62,23 +66,23 @@ class CapacityQueue:
         self._stale: set[str] = set()
         """Uids of the jobs that must be evaluated again."""
         self._waiting: dict[str, Waiting] = {}
-        """Waiting jobs, keyed by uid. The jobs in `_stale` may have changed since."""
+        """Data of the waiting jobs, keyed by uid. The data of jobs in `_stale` may be out of date."""
         self._requests: dict[str, Mapping[str, Decimal]] = {}
-        """Resource requests of one pod of each waiting job, by uid.
+        """Resource requests of one pod of each waiting job, by the job's uid.
 
-        The requests are also stored for jobs that have released their pods.
+        The entry of a job remains after the job has released its pods.
         """
         self._line = line.EMPTY
         self._unanswered: set[str] = set()
-        """Uids of the jobs for which `place` was called before their place was known."""
+        """Uids of the jobs for which `place` returned None. `changed` is called for them once their place is known."""
 
     def job_changed(self, uid: str) -> None:
-        """Compute again whether a job waits for resources, after the job has changed or was deleted."""
+        """Schedule a new evaluation of whether a job waits for resources, after the job has changed or was deleted."""
         self._stale.add(uid)
         self._schedule()
 
     def room_changed(self) -> None:
-        """Evaluate all waiting jobs again after a change of nodes.
+        """Schedule a new evaluation of all waiting jobs after a change of nodes.
 
         A waiting job that did not fit on the nodes may fit now, and another waiting job may no longer fit.
         """
@@ -86,9 +90,9 @@ class CapacityQueue:
         self._schedule()
 
     def place(self, uid: str) -> QueuePlace | None:
-        """Return the job's place in the queue; None if it has not been computed since the job changed.
+        """Return the job's place in the queue; None if it has not been computed since the job's last change.
 
-        If the result is None, the queue calls `changed(uid)` as soon as the place is computed.
+        After the result None, the queue calls `changed(uid)` as soon as the place is computed.
         """
         if uid in self._stale:
             self._judge(uid)
@@ -124,7 +128,8 @@ class CapacityQueue:
     def _is_news(self, uid: str, before: Mapping[str, QueuePlace]) -> bool:
         """Return whether a job must act because its place in the queue has changed.
 
-        A job without pods, which has not released any, must act only when its turn begins or ends.
+        `before` contains the previous places. A job without pods that has not released any must act only when its turn
+        begins or ends.
         """
         waits, old, new = self._waiting[uid], before.get(uid, ALONE), self._line.places.get(uid, ALONE)
         if not (waits.held or waits.away or waits.turn or new.turn):
@@ -145,8 +150,7 @@ class CapacityQueue:
     def _judged(self, uid: str, job: CachedJob) -> Waiting | None:
         """Return the data that determine a job's place in the queue; None if the job does not wait for resources.
 
-        The result is also None if the data can't be computed, so that an error about one job does not affect other
-        jobs.
+        If an error occurs, the result is None too, so that an error about one job does not affect other jobs.
         """
         try:
             if self._has_queue(job):

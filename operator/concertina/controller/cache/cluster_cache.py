@@ -1,4 +1,7 @@
-"""Cache of jobs, pods and nodes from watches of the API server. It makes the observation for each planning pass."""
+"""Cache of jobs, pods and nodes, which watches of the API server keep up to date.
+
+For each planning pass, the cache returns the observation of one job.
+"""
 
 from __future__ import annotations
 
@@ -33,41 +36,41 @@ from concertina.plan.observed import (
 
 log = logging.getLogger(__name__)
 PROGRESS_SECONDS = 1.5
-"""Shortest interval in seconds between two status writes of a job that only update progress.
+"""Shortest interval in seconds between two writes of a job's status that only update progress.
 
-Together with the times of an agent's report and of a pass, a status is at most two seconds behind its script.
+An agent's report and a planning pass take time too. In total, the status is at most two seconds behind the script.
 """
 WAITING_WORDS_SECONDS = 5.0
-"""Shortest interval in seconds between two status writes of a job before its first round that change no condition.
+"""Shortest interval in seconds between two status writes that change no condition, before a job's first round.
 
-Such a write only says how many of the pods run. Most jobs train before it is due.
+Such a write only updates how many of the pods run. Most jobs train before such a write is due.
 """
 WRITES_PER_SECOND = 20.0
-"""Rate of status writes that only update progress, over all jobs."""
+"""Number of status writes per second, over all jobs, that only update progress."""
 WORDS_PER_SECOND = 7.0
-"""Rate of status writes that only change the message about what a job waits for, over all jobs."""
+"""Number of status writes per second, over all jobs, that only change the message that says what a job waits for."""
 WAITING_GAP_SECONDS = 0.2
-"""Shortest interval in seconds between two passes of a job before its first round.
+"""Shortest interval in seconds between two planning passes of a job before its first round.
 
-The job's pods start within a second or two, with five events and a report each. Nothing can be decided before the last
-of these events.
+The job's pods start within a second or two, and each causes five events and a report. The operator can't decide
+anything before the last of these events.
 """
 DECIDING, LONGEST_GAP_SECONDS = 0.25, 1.0
-"""Largest share of the time that decisions of one job may use, and the longest pause between its passes in seconds.
+"""Largest share of the time that the decisions of one job may use, and the longest pause in seconds between its passes.
 
-The agents of a thousand replicas answer at almost the same time. A pass after each answer would delay the other answers
-(decision "A pause after each pass of a job").
+The agents of a thousand replicas answer at almost the same time. A planning pass after each answer would delay the
+other answers (decision "A pause after each pass of a job").
 """
 
 REMEMBERED = 4096
-"""Number of deleted jobs to remember, so that late events of such jobs are ignored.
+"""Number of deleted jobs whose uid the cache remembers, so that it ignores late events about them.
 
-Events of jobs that were deleted earlier can't arrive any more.
+For jobs that were deleted before these, late events can no longer arrive.
 """
 
 
 class ClusterCache:
-    """Cache of jobs, pods and nodes. It calls `changed(uid)` for each job about which something has changed."""
+    """Cache of jobs, pods and nodes. It calls `changed(uid)` for each job that must be planned again after a change."""
 
     def __init__(
         self,
@@ -84,13 +87,14 @@ class ClusterCache:
 
         Args:
             changed: Function to call with the uid of each job that must be planned again.
-            agents: Function that returns what is known about a job's agents, keyed by pod name.
+            agents: Function that returns the last known states of a job's agents, keyed by pod name.
             master_keys: Ids of the operator's master keys.
-            hearing: Monitor of whether the operator can reach agents at all.
+            hearing: Monitor of whether the operator's own network connection to agents works.
             nodes_watched: Whether the operator watches nodes.
             serves: Function that returns whether this operator is responsible for the jobs of a namespace.
-            later: Function that schedules a call.
-            changed_a_little: Function to call instead of `changed` after a change on which no pass acts.
+            later: Function that schedules a call after a delay.
+            changed_a_little: Function to call, instead of `changed`, after a change that does not require a planning
+                pass.
         """
         self._changed = changed
         self._changed_a_little = changed_a_little or changed
@@ -105,9 +109,10 @@ class ClusterCache:
         self._forgotten: OrderedDict[str, None] = OrderedDict()
         """Uids of the jobs that were deleted most recently."""
         self._orphans: dict[tuple[str, str], dict[str, PodView]] = {}
-        """Pods by uid whose job is not in the cache, grouped by the job's uid and namespace."""
+        """Pods whose job is not in the cache, by the job's uid and namespace, and then by the pod's uid."""
         self._pod_names: dict[tuple[str, str], dict[str, str]] = {}
-        """Uid of the job that owns each pod name, by namespace and by the job name in the pod's name."""
+        """Uid of the job that owns each pod name, by namespace and by the job name in the pod's name.
+        """
         self._pods_since: dict[str, float] = {}
         """Monotonic time at which each pod was first seen, keyed by the pod's uid."""
         self._started_again: dict[str, float] = {}
@@ -120,7 +125,7 @@ class ClusterCache:
         )
 
     def on_server_version(self, version: tuple[int, int]) -> None:
-        """Store the API server's Kubernetes version. The version changes when the cluster is upgraded."""
+        """Store the API server's Kubernetes version, which can change while the operator runs."""
         if (sentence := template_outdated(version)) != self._template_outdated:
             self._template_outdated = sentence
             for uid in self._jobs:
@@ -151,24 +156,24 @@ class ClusterCache:
 
     @property
     def progress_every(self) -> float:
-        """Shortest time in seconds between two planning passes of a job in which only its progress has changed.
+        """Shortest time in seconds between two planning passes of a job whose progress is all that has changed.
 
         This time grows with the number of jobs.
         """
         return max(PROGRESS_SECONDS, len(self._jobs) / WRITES_PER_SECOND)
 
     def _words_every(self, job: CachedJob) -> float:
-        """Return the seconds between two status writes of a job that change only its messages and counts."""
+        """Return the shortest time in seconds between two status writes of a job that change only messages."""
         shortest = PROGRESS_SECONDS if job.view.status.rounds else WAITING_WORDS_SECONDS
         return max(shortest, len(self._jobs) / WORDS_PER_SECOND)
 
     # --- events of the API server ----------------------------------------------------------------------------------
 
     def on_job(self, obj: Raw, only_numbers: bool = False) -> None:
-        """Store a TrainingJob from a watch event or from the answer to a write.
+        """Store a TrainingJob from a watch event or from the response to a write.
 
-        A version that is older than the cached one is ignored. A late event of a deleted job is ignored too: the watch
-        does not report the deletion again, so the job would stay in the cache forever.
+        A version that is older than the cached version is ignored. An event about a deleted job is ignored too: the
+        watch reports a deletion only once, so the job would stay in the cache forever.
 
         Args:
             obj: Manifest of the job.
@@ -205,7 +210,7 @@ class ClusterCache:
             self._job_changed(uid)
 
     def forget_job(self, uid: str) -> None:
-        """Remove a deleted job from the cache, and remember its uid so that late events of it are ignored."""
+        """Remove a deleted job from the cache, and remember its uid so that late events about the job are ignored."""
         self._forgotten[uid] = None
         if len(self._forgotten) > REMEMBERED:
             self._forgotten.popitem(last=False)
@@ -286,10 +291,10 @@ class ClusterCache:
     # --- results of passes and writes ------------------------------------------------------------------------------
 
     def planned(self, uid: str, observed: JobObservation) -> None:
-        """Record that the operator has applied the plan that it made from `observed`.
+        """Record that the operator has applied the plan that it made from the observation `observed`.
 
-        If a pod of this observation was deleted meanwhile, the job is planned again, because the plan did not see the
-        deletion.
+        If a pod in the observation has been deleted since, the job is planned again, because the plan did not consider
+        the deletion.
         """
         if job := self._jobs.get(uid):
             job.planned = observed.pods
@@ -302,7 +307,7 @@ class ClusterCache:
         Args:
             uid: Uid of the job.
             kind: Kind of the refusal.
-            sentence: The API server's message.
+            sentence: Message of the API server.
             namespace_ends: Whether the namespace is being deleted. The job then counts as being deleted too.
         """
         if job := self._jobs.get(uid):
@@ -314,21 +319,21 @@ class ClusterCache:
             self._job_changed(uid)
 
     def evaluation_job_seen(self, uid: str) -> None:
-        """Record that a Job of `spec.evaluationJob` was created or refused."""
+        """Record that the API server has accepted or refused a Job of `spec.evaluationJob`."""
         if uid in self._jobs:
             self._changed(uid)
 
     def name_taken(self, uid: str, name: str) -> None:
-        """Record that a pod outside of the cache already has this name, so that the next plan chooses another name.
+        """Record that a pod that is not in the cache has this name, so that the next plan chooses another name.
 
-        A user may have created that pod. It may also be a pod that the watch has not reported yet.
+        A user may have created that pod, or the watch has not reported the pod yet.
         """
         if job := self._jobs.get(uid):
             job.taken.add(name)
             self._changed(uid)
 
     def created(self, uid: str) -> None:
-        """Record that the API server has accepted a pod of the job. An earlier refusal no longer applies."""
+        """Record that the API server has accepted a pod of the job. An earlier refusal of a pod no longer applies."""
         job = self._jobs.get(uid)
         if job and job.refused:
             job.refused = None
@@ -341,7 +346,7 @@ class ClusterCache:
     # --- observation -----------------------------------------------------------------------------------------------
 
     def observe(self, uid: str) -> JobObservation | None:
-        """Return the present observation of a job, the input of plan(); None if the job is not in the cache."""
+        """Return the current observation of a job, the input of plan(); None if the job is not in the cache."""
         job = self._jobs.get(uid)
         if job is None:
             return None
@@ -378,7 +383,7 @@ class ClusterCache:
 
 
 def _only_starts(old: OwnedPod | None, new: OwnedPod | None) -> bool:
-    """Return whether a pod has only been created or bound to a node, so that it still can't run an agent.
+    """Return whether a pod has only been created or assigned to a node, so that its agent can't run yet.
 
     Before a job's first round, such a change needs no planning pass.
     """
@@ -391,5 +396,5 @@ def _only_starts(old: OwnedPod | None, new: OwnedPod | None) -> bool:
 
 
 def _room(node: NodeView | None) -> tuple[object, ...]:
-    """Return the fields of a node that determine how many pods fit on it."""
+    """Return the fields of a node on which the number of pods that fit on the node depends."""
     return (node.ready, node.cordoned, bool(node.fault), node.allocatable) if node else ()

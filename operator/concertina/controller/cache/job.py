@@ -1,4 +1,4 @@
-"""What the operator knows about one job, except for the job's agents."""
+"""All data of the operator about one job, except for the states of the job's agents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from concertina_protocol.traces import trace_id
 
 @dataclass
 class CachedJob:
-    """One job with its pods, and with results of earlier planning passes."""
+    """Data of one job: its object, its pods, and results of earlier planning passes and writes."""
 
     view: JobView
     """The job's spec, status and metadata. `deleting` is also set while the job's namespace is being deleted.
@@ -27,62 +27,64 @@ class CachedJob:
     """
     version: int
     status: Raw
-    """Status of the job as stored in the API server. A write requires that it is unchanged."""
+    """Status of the job as stored in the API server. A status write fails if the stored claim has changed since."""
     pods: dict[str, PodView] = field(default_factory=dict)
-    """Pods, keyed by uid."""
+    """Pods of the job, keyed by uid."""
     namespace_ends: bool = False
     secret: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Lock held during creation of the job's Secret, so that several pods created together create it once."""
     secret_made_at: float | None = None
     """Monotonic time at which the job's Secret was last created."""
     pod_group: PodGroup | None = None
-    """Pod group as it was last written; None if none was written, or if it has been deleted."""
+    """Pod group as this operator last wrote it; None if it was never written or has been deleted."""
     pod_group_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Lock held during writes of the pod group, so that several pods created together write it once."""
     pod_group_made_at: float | None = None
     """Monotonic time at which the pod group was last written."""
     pod_group_deleted: bool = False
-    """True if the pod group was deleted and not written again."""
+    """True if the pod group was deleted and has not been written since."""
     refused: CreateRefusal | None = None
-    """The last refused creation of a pod; None if pods are accepted."""
+    """Last refused creation of a pod of the job; None if the API server currently accepts its pods."""
     taken: set[str] = field(default_factory=set)
-    """Pod names that turned out to belong to pods of other owners."""
+    """Pod names that the job can't use, because pods of other owners already have them."""
     preconditions_failed: int = 0
-    """Number of passes in a row that failed because of an outdated observation."""
+    """Number of consecutive planning passes that failed because their observation was outdated."""
     decided_in: float = 0.0
-    """Processor time in seconds of the last decision. With a thousand replicas, it is about 0.03."""
+    """Processor time in seconds of the last decision about the job. With a thousand replicas, it is about 0.03 s."""
     counted: tuple[str, float] | None = None
-    """`status.goodput.at` as this operator last wrote it, with the monotonic time of that write."""
+    """Last value of `status.goodput.at` that this operator wrote, with the monotonic time of the write."""
     asked: bool = False
     """True if this operator has sent Prepare calls to agents of the job."""
     given_up: frozenset[str] = frozenset()
-    """Uids of the job's pods that count as dead while they are silent."""
+    """Uids of the job's pods that count as dead until their silent agents report again."""
     taken_back: TakenBack = field(default_factory=TakenBack)
     creating: set[str] = field(default_factory=set)
-    """Names of pods that are being created."""
+    """Names of the job's pods that are being created."""
     conflict: tuple[tuple[int, Mapping[PodSet, PodChanges]], str] | None = None
-    """Contradiction between the last admission and the pod template; empty text for none.
+    """Cached comparison of Kueue's last admission with the pod template; None before the first comparison.
 
-    It is stored with the job's generation and the admission's changes that were compared.
+    It consists of the job's generation and the admission's changes that were compared, and of a sentence that describes
+    the contradiction (empty if there is none).
     """
     queue_looked_for: bool = False
-    """True if the operator has looked for Kueue's API since this job was first seen with a queue."""
+    """True if the operator has checked for Kueue's API since the first time that it saw the job with a queue."""
     writing_quota: bool = False
     """True if a write to a Workload of the job is in progress."""
     quota_refusal: str = ""
-    """Message with which the API server refused the last write to a Workload of the job; empty if it did not."""
+    """Message with which the API server refused the last write to a Workload of the job; empty if accepted.
+    """
     quota_refusals: int = 0
-    """Number of refused writes to Workloads of the job in a row."""
+    """Number of consecutive refused writes to Workloads of the job."""
     quota_paused: bool = False
     """True if writes to Workloads are paused because the last one was refused."""
     evaluation_jobs: Mapping[str, EvaluationJobView] | None = None
-    """Jobs of `spec.evaluationJob` by name; None if the operator has not looked for them."""
+    """Jobs of `spec.evaluationJob` by name; None if the operator has not listed them yet."""
     evaluation_looked_at: float | None = None
-    """Monotonic time of the last look; None if there was none."""
+    """Monotonic time at which the operator last listed the Jobs of `spec.evaluationJob`; None before the first list."""
     evaluation_look: asyncio.Task[None] | None = None
-    """The look in progress, or None."""
+    """Task that lists the Jobs of `spec.evaluationJob`; None if there was none yet."""
     planned: tuple[PodView, ...] = ()
-    """Pods that the last complete pass observed."""
+    """Pods that the last completed planning pass observed."""
 
     @property
     def name(self) -> str:
@@ -90,44 +92,41 @@ class CachedJob:
 
     @property
     def waits(self) -> bool:
-        """True if the job has no round yet and this operator is not forming one."""
+        """True if the job has no round (no members chosen to train) yet, and this operator is not starting one."""
         world = self.view.status.world
         return not world.round and world.claim is None and not self.asked
 
     def named(self, round: int | None = None) -> dict[str, object]:
-        """Return the log fields that identify the job, one of its rounds, and the trace of this round.
+        """Return log fields with the names of the job and of one of its rounds, and the trace id of this round.
 
-        Without an argument, the round is the latest one.
+        By default, the round is the latest one.
         """
         number = self.view.status.world.latest_round if round is None else round
         return {"job": self.name, **({"round": number, "trace": trace_id(self.view.uid, number)} if number else {})}
 
     @property
     def lane(self) -> tuple[str, bool]:
-        """Key of the job's turn to write to the API server. Jobs with the same key share a turn.
-
-        The key consists of the job's namespace, and of whether the job has had a round.
-        """
+        """Key by which jobs share a turn to write: the namespace, and whether the job has had a round."""
         return self.view.namespace, self.view.status.world.round > 0
 
     def counted_for(self, now: float) -> float | None:
-        """Return the seconds since the job's time was last counted for `status.goodput`, by the monotonic clock.
+        """Return the seconds since this operator last added the job's time to `status.goodput`, by the monotonic clock.
 
-        The result is None if this operator did not make the last count. plan() gets the result as
+        The result is None if another operator process wrote the present value. plan() gets the result as
         `JobObservation.counted_for`.
 
         Args:
-            now: Monotonic time.
+            now: Monotonic time in seconds.
         """
         if self.counted is None or self.counted[0] != self.view.status.goodput.at:
             return None
         return now - self.counted[1]
 
     def ended_unseen(self) -> list[PodView]:
-        """Return pods of torchrun that ended and were deleted between two planning passes.
+        """Return pods of a torchrun job that ended and were deleted between two planning passes.
 
         The next planning pass treats them as ended pods. Otherwise it would use their names again, because the status
-        lists no members of a torchrun job (decision "Pods of torchrun that end between two passes").
+        does not list the members of a torchrun job (decision "Pods of torchrun that end between two passes").
         """
         if self.view.spec is None or self.view.spec.launcher is not Launcher.TORCHRUN:
             return []

@@ -1,6 +1,6 @@
-"""Cache of Kueue's objects as last received from the API server: Workloads, flavors and priority classes.
+"""Cache of Kueue's objects in the version last received from the API server: Workloads, flavors and priority classes.
 
-Workloads of other owners are stored too, because a job may be preempted for one of them.
+Workloads that do not belong to TrainingJobs are stored too, because a job may be preempted for one of them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from concertina.plan.kueue import FlavorView, QuotaView, WorkloadView
 from concertina.plan.quota import workloads as job_workloads
 
 KUEUE, KUBERNETES = "kueue.x-k8s.io", "scheduling.k8s.io"
-"""API groups of the two kinds of priority classes."""
+"""API groups of the two kinds of priority classes: Kueue's WorkloadPriorityClass and Kubernetes' PriorityClass."""
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 10.0
 """Shortest and longest delay in seconds before a refused write is tried again."""
 
 
 class Service(enum.Enum):
-    """States of Kueue's API, as far as the operator has found out, such as served or not installed."""
+    """Availability of Kueue's API, as far as the operator knows."""
 
     ABSENT = enum.auto()
     """The API server does not serve Kueue's API, so no queue limits any job."""
@@ -36,7 +36,7 @@ class Service(enum.Enum):
 
 
 class QueueCache:
-    """Cache of Kueue's objects. It calls `changed(uid)` for each job about which something has changed."""
+    """Cache of Kueue's objects. It calls `changed(uid)` for each job that a change of these objects concerns."""
 
     def __init__(self, jobs: Mapping[str, CachedJob], changed: Callable[[str], None], later: Later) -> None:
         self._jobs = jobs
@@ -55,13 +55,13 @@ class QueueCache:
 
     @property
     def served(self) -> bool:
-        """Return whether the API server is known to serve Kueue's API."""
+        """Return whether the operator knows that the API server serves Kueue's API."""
         return self._service is not Service.ABSENT
 
     # --- events of the API server ----------------------------------------------------------------------------------
 
     def set_service(self, service: Service) -> None:
-        """Store whether Kueue's API can be used. If it is no longer served, its objects are removed from the cache."""
+        """Store whether Kueue's API is available. If it is no longer served, remove its objects from the cache."""
         if service is self._service:
             return
         self._service = service
@@ -97,7 +97,7 @@ class QueueCache:
             self._changed(uid)
 
     def _index_victim(self, old: WorkloadView | None, new: WorkloadView | None) -> None:
-        """Record which other Workload (the preemptor) caused the preemption of this Workload.
+        """Record for which other Workload (the preemptor) Kueue has preempted this Workload.
 
         A later change of the preemptor then also counts as a change for the preempted job.
         """
@@ -121,7 +121,7 @@ class QueueCache:
         self._all_changed()
 
     def _all_changed(self) -> None:
-        """Report a change of every job that has, or may have had, a Kueue queue."""
+        """Call `changed` for every job that has, or may have had, a Kueue queue."""
         for uid, job in self._jobs.items():
             if job.view.queue or uid in self._of_job or job.view.status.queue is not None:
                 self._changed(uid)
@@ -155,7 +155,7 @@ class QueueCache:
         return bool(self._queue_of(job))
 
     def view(self, job: CachedJob) -> QuotaView | None:
-        """Return the job's Kueue queue with its Workloads; None if the job has no queue."""
+        """Return the state of the job's Kueue queue and of its Workloads; None if the job has no queue."""
         queue, view = self._queue_of(job), job.view
         if not queue:
             return None
@@ -182,7 +182,7 @@ class QueueCache:
         return tuple(self._of_job.get(uid, {}).values())
 
     def orphans(self) -> Iterator[WorkloadView]:
-        """Iterate over the Workloads that are being deleted and whose job is not in the cache."""
+        """Iterate over the Workloads of TrainingJobs that are being deleted and whose job is not in the cache."""
         for uid, workloads in self._of_job.items():
             if uid not in self._jobs:
                 yield from (view for view in workloads.values() if view.deleting and view.has_finalizer)
@@ -195,10 +195,10 @@ class QueueCache:
         return {"group": KUBERNETES, "kind": "PriorityClass", "name": pod_class.name} if pod_class else None
 
     def _queue_of(self, job: CachedJob) -> str:
-        """Return the name of a job's LocalQueue; empty if it has none.
+        """Return the name of a job's Kueue LocalQueue; empty if the job has none.
 
-        If the job has Workloads, the result is their queue, even if the job's queue label is removed. Otherwise the
-        removal of the label would bypass the quota.
+        If the job has Workloads, the result is the queue of these Workloads, even after the job's queue label is
+        removed. Otherwise a user could bypass the quota by removing the label.
         """
         if self._service is Service.ABSENT:
             return ""

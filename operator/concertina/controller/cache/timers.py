@@ -1,11 +1,11 @@
-"""Types for the timers of the caches, and a timer that calls its function without a delay."""
+"""Type of the functions that schedule calls for the caches, and such a function that calls at once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 Later = Callable[[float, Callable[[], None]], object]
-"""Function that calls another function after a number of seconds, such as `loop.call_later`."""
+"""Function that schedules a call of another function after a number of seconds, such as `loop.call_later`."""
 
 
 def at_once(seconds: float, act: Callable[[], None]) -> None:

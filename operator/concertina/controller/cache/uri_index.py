@@ -1,8 +1,8 @@
-"""Index of live jobs by the checkpoint folder to which they write.
+"""Index of live jobs (not ended or deleted) by the checkpoint folder to which they write.
 
-If several jobs of a namespace name the same folder, the oldest job that has begun owns it. Jobs of different namespaces
-are not compared here. For these, a stored object in the folder names the owner (decision "Ownership of a checkpoint
-folder").
+If several jobs of a namespace use the same folder, the oldest job that has begun owns the folder. For jobs of different
+namespaces, an object in the folder itself names the owner, so they are not compared here (decision "Ownership of a
+checkpoint folder").
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ FILES = "file://"
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """Checkpoint folder of a job.
+    """Location of a job's checkpoints.
 
-    Two jobs have equal folders if their specs name the same location.
+    Two jobs have equal CheckpointFolder objects if their specs name the same location.
     """
 
     namespace: str
@@ -35,7 +35,7 @@ class CheckpointFolder:
 
     @property
     def group(self) -> tuple[str, str]:
-        """Key of the index: folders with different keys can't be the same location.
+        """Key of the folder in the index. Folders with different keys can't be the same location.
 
         All file URIs of a namespace share one key, because a volume may be mounted at different paths.
         """
@@ -48,24 +48,25 @@ class FolderUse:
 
     folder: CheckpointFolder
     has_begun: bool
-    """True if the job has claimed a round."""
+    """True if the operator has begun a round of the job."""
     take_over: str
-    """Uid of the job from which this job takes the folder over; empty if it does not."""
+    """Uid of the job from which this job takes over the folder; empty if it takes over none."""
 
 
 class UriIndex:
     """Index of the live jobs by checkpoint folder.
 
-    The index calls `changed(uid)` for each other job that may have gained or lost the ownership of its folder.
+    After a change of one job, the index calls `changed(uid)` for each other job that may have become the owner of its
+    folder or lost this role.
     """
 
     def __init__(self, jobs: Mapping[str, CachedJob], changed: Callable[[str], None]) -> None:
         self._jobs = jobs
         self._changed = changed
         self._folders: dict[str, tuple[JobSpec, CheckpointFolder]] = {}
-        """Folder of each job by uid, with the spec from which it was derived.
+        """Checkpoint folder of each job by uid, with the spec from which the folder was derived.
 
-        The folder is reused while the spec is the same.
+        The folder is derived again only if the spec changes.
         """
         self._uses: dict[str, FolderUse] = {}
         self._groups: dict[tuple[str, str], set[str]] = {}
@@ -107,7 +108,7 @@ class UriIndex:
         return FolderUse(self._folders[uid][1], begun, spec.checkpoint.take_over)
 
     def holder(self, uid: str) -> UriHolder | None:
-        """Return the other job of this namespace that owns this job's folder, or None."""
+        """Return the other job of the namespace that owns the checkpoint folder of this job, or None."""
         use = self._uses.get(uid)
         if use is None:
             return None
@@ -130,7 +131,7 @@ class UriIndex:
 
 
 def folder_of(namespace: str, spec: JobSpec) -> CheckpointFolder:
-    """Return the checkpoint folder of a job that has checkpoints."""
+    """Return the checkpoint folder of a job. The job must have checkpoints."""
     assert spec.checkpoint is not None
     uri = normal(spec.checkpoint.uri)
     volume = _volume(uri.removeprefix(FILES), spec) if uri.startswith(FILES) else ""
@@ -138,7 +139,7 @@ def folder_of(namespace: str, spec: JobSpec) -> CheckpointFolder:
 
 
 def normal(uri: str) -> str:
-    """Return the URI without redundant slashes, as the storage client reads it."""
+    """Return the URI without redundant slashes, which the storage client ignores."""
     scheme, separator, path = uri.partition("://")
     return scheme + separator + re.sub(r"/+", "/", path).rstrip("/")
 

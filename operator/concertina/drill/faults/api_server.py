@@ -1,4 +1,7 @@
-"""Faults that need only access to the API server, so they work on any cluster. Each is a context manager."""
+"""Faults that need only access to the API server, and therefore work on any cluster.
+
+Each fault is a context manager.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def hang(target: DrillTarget) -> AbstractAsyncContextManager[Injection]:
 
 @asynccontextmanager
 async def _signal_worker(target: DrillTarget, name: str, number: str) -> AsyncIterator[Injection]:
-    """Send a signal to a training process. If the signal is SIGSTOP, send SIGCONT on exit."""
+    """Send the signal `number` to a training process. If the signal is SIGSTOP, send SIGCONT on exit."""
     member = await target.victim()
     pid = await target.worker(member)
     at = time.time()

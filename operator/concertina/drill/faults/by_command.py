@@ -1,6 +1,6 @@
-"""Faults by commands that the administrator of the cluster provides, because no API can kill a node.
+"""Faults that are injected by commands of the cluster's administrator, because no API can kill a node.
 
-Each fault has two commands, and two environment variables contain them.
+Each fault has two commands, which two environment variables contain.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Faults by a Kubernetes object that the drill creates and deletes: a webhook or a NetworkPolicy."""
+"""Faults that the drill injects by creating a Kubernetes object: a webhook or a NetworkPolicy."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from concertina.terminal.cluster_connection import UserError
 
 HOOK = "drill.concertina.dev"
 IN_FORCE = 30.0
-"""Maximum number of seconds until an API server calls a new webhook."""
+"""Time limit in seconds for the API server to begin to call a new webhook."""
 SETTLING, LOOK = 10.0, 10.0
-"""Seconds until the nodes apply a policy, and seconds in which a reachable agent sends a new report."""
+"""Seconds for the nodes to apply a NetworkPolicy, and seconds in which a reachable agent sends a new report."""
 
 BY_COMMAND = ByCommand(
     "OPERATOR_CUT", "OPERATOR_REJOIN", "cut the operator {operator} off from all agents", sight=ProgressSource.LOGS
@@ -54,7 +54,7 @@ async def refuse_pods(target: DrillTarget) -> AsyncIterator[Injection]:
 def part_operator(target: DrillTarget) -> AbstractAsyncContextManager[Injection]:
     """Block the network between the operator and all agents.
 
-    This is done by commands if the environment sets them, otherwise by a NetworkPolicy.
+    If the environment sets commands for this fault, they are used. Otherwise a NetworkPolicy is used.
     """
     return (BY_COMMAND if BY_COMMAND.given else _part_by_policy)(target)
 
@@ -158,7 +158,7 @@ def _policy(target: DrillTarget, job: Raw) -> Raw:
 
 
 async def _wait_until_applied(target: DrillTarget, replica: str) -> None:
-    """Wait until the API server calls the drill's webhook and therefore refuses a pod like that of `replica`.
+    """Wait until the API server calls the drill's webhook, and therefore refuses a pod like that of `replica`.
 
     Raises:
         UserError: When the API server does not call the webhook in time.

@@ -1,4 +1,4 @@
-"""Faults of drills that a program in the worker's container causes, next to the worker."""
+"""Faults that a program in the worker's container causes. The program runs next to the worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from concertina.kube.errors import ApiError
 from concertina.terminal.cluster_connection import UserError
 
 STRAGGLE_SECONDS = 120.0
-"""Maximum time in seconds for which a worker is slowed, even if the drill ends early or is killed."""
+"""Maximum time in seconds for which a worker is slowed down, even if the drill ends early or is killed."""
 
 # Prints the memory limit of the container and the start time of the worker. The start time identifies the worker,
 # because a restarted container reuses pids. The program also makes the worker the first process that the kernel kills
@@ -113,7 +113,10 @@ async def out_of_memory(target: DrillTarget) -> AsyncIterator[Injection]:
 
 
 async def _is_alive(target: DrillTarget, replica: str, pid: str, born: str) -> bool:
-    """Return whether the worker is alive. A container that can't run programs any more counts as dead."""
+    """Return whether the worker is alive.
+
+    If no program can run in its container any more, the worker counts as dead.
+    """
     try:
         return bool(await target.run_python(replica, _LIVES, pid, born))
     except ApiError:
@@ -122,10 +125,10 @@ async def _is_alive(target: DrillTarget, replica: str, pid: str, born: str) -> b
 
 @asynccontextmanager
 async def straggle(target: DrillTarget) -> AsyncIterator[Injection]:
-    """Pause a worker again and again while it computes, so that all other workers wait for it in every step.
+    """Pause a worker repeatedly while it computes, so that all other workers wait for it in every step.
 
     Raises:
-        UserError: When the worker can't be slowed.
+        UserError: When the worker can't be slowed down.
     """
     member = await target.victim()
     pid = await target.worker(member)

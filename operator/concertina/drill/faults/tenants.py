@@ -1,6 +1,6 @@
-"""Faults during which other tenants' jobs load the operator. The fault itself is the kill of a worker.
+"""Faults during which the jobs of other tenants put load on the operator. The fault itself kills a worker.
 
-The drill creates namespaces for these jobs, and deletes them.
+The drill creates namespaces for these jobs, and deletes the namespaces at the end.
 """
 
 from __future__ import annotations
@@ -33,15 +33,19 @@ QUEUE_NAMESPACES = 4
 NO_NODE_HAS = {"cpu": "1M"}
 """Resource requests that no node can satisfy."""
 HELD_BACK = "agents_held_back"
-"""Event in the operator's log when it limits an agent that sends too much. The line contains the agent's namespace."""
+"""Event in the operator's log that says that the operator limits an agent that sends too much.
+
+The log line contains the agent's namespace.
+"""
 AT_ONCE = 8
 """Maximum number of concurrent requests to the API server."""
 WAITING_SECONDS, HELD_BACK_SECONDS, GONE_SECONDS = 180.0, 120.0, 180.0
-"""Time limits in seconds."""
+"""Time limits in seconds: for the report on the waiting jobs, for the operator's limit on an agent, and for deletions.
+"""
 LOOK_SECONDS = 2.0
 OF_POD = ("securityContext", "nodeSelector", "tolerations", "runtimeClassName")
 OF_CONTAINER = ("image", "imagePullPolicy", "securityContext")
-"""Fields that are copied from the job under test, because its cluster admits these values."""
+"""Container fields that are copied from the job under test, because the cluster accepts these values."""
 
 # Replaces the agent's program in the volume from which the agent is started.
 _REPLACE_AGENT = """

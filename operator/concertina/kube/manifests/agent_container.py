@@ -35,10 +35,10 @@ They are below the node ports of Services (30000), below the ports that Linux us
 below the ports on which workers meet (20000, `concertina_agent.transfers.store`).
 """
 METRICS_HOST_PORTS = range(12000, 13000)
-"""Ports of the agents' metrics in pods that use the host's network."""
+"""Ports on which agents serve metrics in pods that use the host's network."""
 METRICS_TOKEN = "CONCERTINA_METRICS_TOKEN"
 SCRAPED = "prometheus.io/"
-"""Prefix of the annotations that tell Prometheus which pods to scrape."""
+"""Prefix of the pod annotations with which Prometheus chooses the pods to scrape."""
 USER = ("runAsUser", "runAsGroup", "runAsNonRoot", "seLinuxOptions", "seccompProfile", "appArmorProfile")
 CONFINED = {
     "allowPrivilegeEscalation": False,
@@ -49,15 +49,15 @@ CONFINED = {
 
 @dataclass(frozen=True)
 class AgentMetrics:
-    """Settings of the agents' metrics endpoint."""
+    """Settings of the endpoint on which each agent serves metrics."""
 
     port: int
     annotated: bool = False
     """True if pods get annotations with which Prometheus finds them."""
     token_secret: str = ""
-    """Name of the Secret whose entry `token` clients must present. The Secret is in each job's namespace.
+    """Name of a Secret in the namespace of each job. Clients must present the token in its entry `token`.
 
-    Empty: clients need no token.
+    If the name is empty, clients need no token.
     """
 
 
@@ -71,7 +71,7 @@ class PullPolicy(enum.Enum):
 
 @dataclass(frozen=True)
 class PodSettings:
-    """Settings of the operator that determine pods, such as the agent's image."""
+    """Operator settings that the manifests of pods depend on, such as the agent's image."""
 
     agent_image: str
     metrics: AgentMetrics | None = None
@@ -83,10 +83,10 @@ def port(job: JobView, template: Raw, create: CreatePod) -> int:
     """Return the TCP port on which the pod's agent listens.
 
     In the host's network, the port depends on the job, the replica index and the attempt. Replicas of one job therefore
-    have different ports. Replicas of different jobs rarely have the same port. The port is declared as a host port, so
-    the scheduler puts two pods with the same port on different nodes (decision "Agent ports in the host network"). If a
-    process outside of pods uses the port, the agent reports that and ends. The pod of the next attempt has another
-    port.
+    have different ports, and replicas of different jobs rarely have the same port. The port is declared as a host port,
+    so the scheduler puts two pods with the same port on different nodes (decision "Agent ports in the host network").
+    If a process outside of pods already uses the port, the agent reports this and exits. The pod of the next attempt
+    gets a different port.
     """
     if not template["spec"].get("hostNetwork"):
         return protocol.PORT
@@ -103,7 +103,7 @@ def metrics_port(
 ) -> int | None:
     """Return the port on which the pod's agent serves metrics.
 
-    The result is None if metrics are off, or if a container of the template declares this port itself.
+    The result is None if agents serve no metrics, or if a container of the pod template declares this port itself.
     """
     if metrics is None or not spec.metrics.enabled:
         return None
@@ -115,7 +115,7 @@ def metrics_port(
 
 
 def with_metrics(pod: Raw, spec: JobSpec, port: int, metrics: AgentMetrics) -> Raw:
-    """Return the pod's manifest with an agent that serves metrics on the given port."""
+    """Return the pod's manifest, changed so that the pod's agent serves metrics on the given port."""
     trainer, metadata = trainer_of(pod), pod.get("metadata") or {}
     declared: Raw = {"name": METRICS_PORT_NAME, "containerPort": port, "protocol": "TCP"}
     if pod["spec"].get("hostNetwork"):

@@ -11,28 +11,31 @@ from concertina.api.spec import JobSpec
 from concertina.kube.resources import Raw
 
 PYTHON = "CONCERTINA_PYTHON"
-"""Variable in the trainer container that names the Python for the agent; the default is python3 on the PATH."""
+"""Environment variable of the trainer container with the path of the Python for the agent.
+
+By default, the agent uses the python3 on the PATH.
+"""
 
 
 def trainer_of(pod: Raw) -> Raw:
-    """Return the container `trainer` of a pod or of a pod template."""
+    """Return the container named `trainer` of a pod or of a pod template."""
     trainer: Raw = next(container for container in pod["spec"]["containers"] if container["name"] == TRAINER)
     return trainer
 
 
 def with_trainer(pod: Raw, trainer: Raw, **spec: Any) -> Raw:
-    """Return the pod's manifest with its container `trainer` replaced, and with the given fields in its spec."""
+    """Return the pod's manifest with its container `trainer` replaced, and with `spec` added to the pod's spec."""
     containers = [trainer if container["name"] == TRAINER else container for container in pod["spec"]["containers"]]
     return {**pod, "spec": {**pod["spec"], "containers": containers, **spec}}
 
 
 def environment(container: Raw, values: Mapping[str, str], fields: Mapping[str, str]) -> list[Raw]:
-    """Return the container's environment variables, with additional ones that take precedence.
+    """Return the container's environment variables, with additional variables that override variables of the same name.
 
     Args:
         container: Container with its own variables.
         values: Values of additional variables, keyed by name.
-        fields: Paths of pod fields that provide the values of additional variables, keyed by the variable's name.
+        fields: Pod field paths (such as `status.podIP`) that provide the values of additional variables, keyed by name.
     """
     added = [
         *({"name": name, "value": value} for name, value in values.items()),
@@ -43,9 +46,9 @@ def environment(container: Raw, values: Mapping[str, str], fields: Mapping[str, 
 
 
 def storage_access(container: Raw, spec: JobSpec) -> Raw:
-    """Return the container's `envFrom` with the Secrets of storage and of the tracker added.
+    """Return the container's `envFrom`, with the Secrets for storage and for the experiment tracker added.
 
-    The result is empty if there are no sources.
+    The result is empty if the container has no `envFrom` and the job has no such Secrets.
     """
     sources = list(container.get("envFrom") or ())
     if spec.checkpoint and spec.checkpoint.secret_name:
@@ -56,9 +59,9 @@ def storage_access(container: Raw, spec: JobSpec) -> Raw:
 
 
 def python(container: Raw) -> str:
-    """Return the command that starts Python in the container, for the agent.
+    """Return the command that starts the container's Python, with which the agent runs.
 
-    The command is `python3`, unless the container's variable CONCERTINA_PYTHON names another path.
+    The command is `python3`, unless the container's environment variable CONCERTINA_PYTHON contains another path.
     """
     paths = (entry.get("value") for entry in container.get("env") or () if entry["name"] == PYTHON)
     return next(paths, None) or "python3"

@@ -1,4 +1,4 @@
-"""Manifest of a Job of `spec.evaluationJob`. All functions are pure."""
+"""Manifest of the Kubernetes Job that evaluates a checkpoint (`spec.evaluationJob`). All functions are pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from concertina.plan.observed import JobView
 CHECKPOINT_URI = "CONCERTINA_CHECKPOINT_URI"
 CHECKPOINT_STEP = "CONCERTINA_CHECKPOINT_STEP"
 EVALUATES = "concertina.dev/evaluates"
-"""Label of the pods with the name of the TrainingJob. They don't have the label of the pods that train."""
+"""Label of the Job's pods with the name of the TrainingJob.
+
+These pods don't have the label of the pods that train.
+"""
 
 
 def evaluation_job_manifest(job: JobView, spec: EvaluationJob, template: Raw, create: CreateEvaluationJob) -> Raw:
-    """Return the manifest of the Job for a checkpoint.
+    """Return the manifest of the Kubernetes Job that evaluates a checkpoint.
 
-    The Job gets the labels of the PodTemplate object (for example that of a queue), and its pod gets those of the
-    object's field `template`. Labels by which the operator finds its own objects are left out. The API server sets
-    restartPolicy Always in a PodTemplate, so the restartPolicy is replaced: a Job can't have Always.
+    The Job gets the labels of the PodTemplate object (for example the label of a queue). The Job's pod gets the labels
+    in the PodTemplate's field `template`. Labels by which the operator finds its own objects are left out. The
+    restartPolicy is replaced if it is Always, which the API server sets in PodTemplates and a Job can't have.
 
     Args:
         job: The TrainingJob.

@@ -1,4 +1,7 @@
-"""Names and labels of the objects that the operator creates, with which it finds them again. All functions are pure."""
+"""Names and labels of the objects that the operator creates.
+
+The operator finds its objects again by these names and labels. All functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,15 @@ JOB_UID = "concertina.dev/job-uid"
 INDEX = "concertina.dev/replica-index"
 ATTEMPT = "concertina.dev/attempt"
 ROUND = "concertina.dev/round"
-"""Label with the torchrun rendezvous for which a pod was created. The four constants above are labels too."""
+"""Label with the number of the torchrun rendezvous for which a pod was created.
+
+The four constants above are labels too.
+"""
 MANAGED_BY = {"app.kubernetes.io/managed-by": "concertina"}
 SELECTOR = "app.kubernetes.io/managed-by=concertina"
 """Label selector for all pods that the operator created."""
 AVOIDS = "concertina.dev/avoids"
-"""Annotation with the nodes on which the pod must not run because of the operator's (not the template's) rule."""
+"""Annotation with the nodes on which the operator (and not the pod template) forbids the pod to run."""
 TEMPLATE_HASH = "concertina.dev/template-hash"
 """Annotation with `JobView.template_hash` at the time when the pod was created."""
 PORT_NAME = "concertina"
@@ -31,7 +37,7 @@ def labels(job: JobView) -> dict[str, str]:
 
 
 def owner(job: JobView) -> Raw:
-    """Return an owner reference that makes a foreground deletion of the job wait for the object.
+    """Return an owner reference from an object to its job. Foreground deletion of the job waits for the object.
 
     Decision "Foreground deletion waits for pods" gives the reason.
     """
@@ -42,7 +48,7 @@ def owner(job: JobView) -> Raw:
 def secret_name(job: JobView) -> str:
     """Return the name of the Secret with the job's certificates.
 
-    The name contains a part of the job's uid. A job that is deleted and created again therefore does not use the old
-    Secret.
+    The name contains a part of the job's uid. A new job with the name of a deleted job therefore does not use the
+    deleted job's Secret.
     """
     return f"{job.name}-concertina-{job.uid[:8]}"

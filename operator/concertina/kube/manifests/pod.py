@@ -1,7 +1,8 @@
 """Manifests of a job's pods and Secret (table in docs/architecture.md). All functions are pure.
 
-A pod is built in layers. Each layer is a function from manifest to manifest: the job's template, the agent or torchrun,
-shared memory, placement, the pod group, and the operator's metadata. Everything else stays as the user wrote it.
+A sequence of functions builds a pod's manifest. Each function takes a manifest and returns a changed manifest: for the
+agent or torchrun, shared memory, placement, the pod group, and the operator's metadata. The first manifest is the job's
+template. Everything else stays as the user wrote it.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from concertina.plan.actions import CreatePod, CreateRendezvous
 from concertina.plan.observed import JobView
 
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
-"""Annotation with the container whose log `kubectl logs` shows by default."""
+"""Annotation with the name of the container whose log `kubectl logs` shows by default."""
 END_POD = {"activeDeadlineSeconds": 1}
-"""Fields of a pod's spec with which the operator stops the pod.
+"""Patch of a pod's spec with which the operator stops the pod without deleting it.
 
 The kubelet then stops the containers, whatever the restartPolicy is, and marks the pod as failed.
 """
@@ -45,16 +46,23 @@ INTO_PODS = {
     "template", "trainer", "checkpoint", "workers_per_replica", "launcher", "warm_start", "step_detection", "tracking",
     "scheduling",
 }  # fmt: skip
-"""Spec fields that determine the pods. They can be changed only while the job is suspended (`api.rules`)."""
+"""Fields of a job's spec that the manifests of its pods depend on.
+
+Users can change these fields only while the job is suspended (`api.rules`).
+"""
 BUNDLED_INTO_PODS = {"parallelism"}
-"""Further spec fields that determine the pods of the bundled trainer. For a script, they only affect replica counts."""
+"""Further spec fields that pods of the bundled trainer depend on.
+
+For a script, these fields only affect the number of replicas.
+"""
 
 
 def template_hash(spec: JobSpec) -> str:
-    """Return the hash of the spec fields that determine the pods.
+    """Return a hash of the spec fields that the manifests of the job's pods depend on.
 
-    Fields with their default value are left out of the hash. A newer operator version has more such fields, and must
-    not treat the pods of running jobs as outdated (decision "Pods carry a hash of their spec").
+    Fields with their default value are left out of the hash. A newer version of the operator has more fields with
+    defaults, and the hash of a running job's pods must not change with an upgrade (decision "Pods carry a hash of their
+    spec").
     """
     field_names = INTO_PODS | BUNDLED_INTO_PODS if spec.bundled else INTO_PODS
     user_fields = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=field_names)
@@ -94,14 +102,17 @@ def rendezvous_manifest(job: JobView, spec: JobSpec, create: CreateRendezvous) -
 
 
 def secret_manifest(job: JobView, data: dict[str, str]) -> Raw:
-    """Return the manifest of a job's Secret. `data` is already in base64."""
+    """Return the manifest of a job's Secret.
+
+    `data` is the Secret's field of that name, with values in base64.
+    """
     metadata = {"name": secret_name(job), "labels": labels(job), "ownerReferences": [owner(job)]}
     kind = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque"}
     return {**kind, "metadata": metadata, "data": data, "immutable": True}
 
 
 def _owned(pod: Raw, job: JobView, name: str, number: dict[str, str], port: int) -> Raw:
-    """Return the pod's manifest with the operator's metadata.
+    """Return the pod's manifest with the operator's labels, annotations and owner reference.
 
     Args:
         pod: Manifest of the pod.
@@ -127,12 +138,12 @@ def _owned(pod: Raw, job: JobView, name: str, number: dict[str, str], port: int)
 
 
 def _no_mesh(port: int) -> dict[str, str]:
-    """Return annotations that exclude the job's ports from a service mesh.
+    """Return pod annotations that exclude the job's connections between pods from a service mesh.
 
-    The template's annotations take precedence. Workers connect on ports that the kernel chooses, and agents use their
-    own mutual TLS. A mesh proxy for incoming connections breaks the connections of workers and does not help those of
-    agents. Requests from the pod to storage and trackers still use the mesh. Without a mesh, the annotations have no
-    effect.
+    Annotations in the template take precedence. Workers listen on ports that the kernel chooses, and agents use their
+    own mutual TLS. A mesh proxy for incoming connections would break the workers' connections, and agents do not need
+    it. Requests from the pod to storage and experiment trackers still use the mesh. Without a mesh, the annotations
+    have no effect.
     """
     return {
         "traffic.sidecar.istio.io/includeInboundPorts": "",
@@ -143,11 +154,11 @@ def _no_mesh(port: int) -> dict[str, str]:
 
 
 def _with_shared_memory(pod: Raw) -> Raw:
-    """Return the pod's manifest with a volume for /dev/shm.
+    """Return the pod's manifest with a memory volume for /dev/shm.
 
     Data loaders, gloo and NCCL need more space than the 64 MiB that container runtimes provide. The volume may use half
-    of the container's memory, as on Linux itself. A process that fills it gets "no space left" and is not killed. The
-    manifest is unchanged if the template already has such a volume or uses the host's IPC namespace.
+    of the container's memory, as on Linux without containers. A process that fills the volume gets "no space left" and
+    is not killed. The manifest is unchanged if the template already has such a volume or uses the host's IPC namespace.
     """
     trainer = trainer_of(pod)
     mounts = trainer.get("volumeMounts") or ()

@@ -1,7 +1,7 @@
-"""Pod groups of gang schedulers, and the pod fields that refer to them. All functions are pure.
+"""Manifests of the pod groups of gang schedulers, and the pod fields that refer to a pod group. All functions are pure.
 
-Kubernetes and each gang scheduler have their own kind PodGroup. KAI creates its PodGroup itself, as described by the
-chart's Karta object.
+Kubernetes and each gang scheduler have their own kind PodGroup. The scheduler KAI creates its PodGroup itself, as the
+chart's Karta object describes.
 """
 
 from __future__ import annotations
@@ -13,16 +13,22 @@ from concertina.plan.observed import GangApi, JobView, PodGroup
 
 VOLCANO_GROUP = "scheduling.k8s.io/group-name"
 VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
-"""Pod annotation with Volcano's queue. VOLCANO_GROUP is a pod annotation of Volcano too, despite its prefix."""
+"""Pod annotation with the name of Volcano's queue.
+
+VOLCANO_GROUP is a pod annotation of Volcano too, despite its prefix.
+"""
 COSCHEDULING_GROUP = "scheduling.x-k8s.io/pod-group"
 KAI_QUEUE = "kai.scheduler/queue"
 """Pod label with KAI's queue. COSCHEDULING_GROUP is a pod label too."""
 SCHEDULERS = {GangApi.VOLCANO: "volcano", GangApi.KAI: "kai-scheduler"}
-"""Scheduler name for a template that names none. Coscheduling has no entry, because it is a plugin of any scheduler."""
+"""Scheduler name that a pod gets if its template has none.
+
+Coscheduling has no entry: any scheduler can have its plugin.
+"""
 
 
 def resource(api: GangApi) -> Resource:
-    """Return the resource of the API's PodGroup kind."""
+    """Return the resource (API path) of the PodGroup kind in a gang scheduling API."""
     return Resource(f"apis/{api}", "podgroups")
 
 
@@ -36,7 +42,7 @@ def pod_group_manifest(job: JobView, spec: JobSpec, group: PodGroup) -> Raw:
 
 
 def minimum_patch(group: PodGroup) -> Raw:
-    """Return a merge patch that sets the pod group's minimum number of pods."""
+    """Return a merge patch that sets the minimum number of pods of a PodGroup object."""
     if group.api in (GangApi.POD_GROUP, GangApi.POD_GROUP_ALPHA):
         return {"spec": {"schedulingPolicy": {"gang": {"minCount": group.min_count}}}}
     return {"spec": {"minMember": group.min_count}}

@@ -1,8 +1,8 @@
-"""Rules for where the scheduler places a replica's pod, in addition to those of the template. All functions are pure.
+"""Rules for the nodes on which the scheduler places a replica's pod, in addition to the template's. Functions are pure.
 
 Most rules are preferences, because a pod that the scheduler can't place trains nothing. The operator assigns ranks
-later, by the nodes that the pods actually got (`plan/state/rank_order.py`). Two rules are requirements. The first
-excludes bad nodes that the job does not need. The second is the network domain that `spec.scheduling.topology`
+later, by the nodes on which the pods actually run (`plan/state/rank_order.py`). Two rules are requirements. The first
+excludes bad nodes, if the job can run without them. The second is the network domain that `spec.scheduling.topology`
 requires.
 """
 
@@ -18,14 +18,14 @@ from concertina.plan.observed import JobView
 
 HOSTNAME = "kubernetes.io/hostname"
 MOST_NAMED = 128
-"""Largest size of a group for which a preference lists the replicas by index.
+"""Largest number of replicas in a parallel group for which a preference lists the replicas by index.
 
-For a larger group, the preference applies to all replicas of the job.
+For a larger group, the preference matches all replicas of the job.
 """
 
 
 def placed(pod: Raw, job: JobView, spec: JobSpec, create: CreatePod) -> Raw:
-    """Return the pod's manifest with the placement rules for a replica."""
+    """Return the pod's manifest with the placement rules for the pod's replica."""
     of_job = {"labelSelector": {"matchLabels": {JOB_UID: job.uid}}, "topologyKey": HOSTNAME}
     metadata, pod_spec = pod.get("metadata") or {}, dict(pod["spec"])
     affinity = pod_spec.get("affinity") or {}
@@ -55,8 +55,8 @@ def placed(pod: Raw, job: JobView, spec: JobSpec, create: CreatePod) -> Raw:
 def _in_one_domain(affinity: Raw, job: JobView, topology: SchedulingTopology) -> Raw:
     """Return the affinity with a term that places all pods of the job in one network domain.
 
-    The term is a requirement or a preference with the highest weight, as the spec asks. The scheduler exempts the first
-    pod from the requirement, because the job has no other pod yet.
+    `spec.scheduling.topology` decides whether the term is a requirement or a preference with the highest weight. The
+    scheduler exempts the first pod from the requirement, because the job has no other pod yet.
     """
     # The pod of torchrun's store has no index, and may be in any domain.
     of_job = {"matchLabels": {JOB_UID: job.uid}, "matchExpressions": [{"key": INDEX, "operator": "Exists"}]}
@@ -68,7 +68,7 @@ def _in_one_domain(affinity: Raw, job: JobView, topology: SchedulingTopology) ->
 
 
 def _near_its_groups(affinity: Raw, job: JobView, labels: Sequence[str], sizes: Sequence[int], index: int) -> Raw:
-    """Add preferences that place a pod near the other pods of its parallel groups.
+    """Return the affinity with preferences that place a pod near the other pods of its parallel groups.
 
     The pods of the smallest parallel group should share the innermost domain of `spec.topology`. The pods of a block
     (the largest parallel group) should share the wider domains (decision "Preferred affinity for the pods of a group").
@@ -86,9 +86,10 @@ def _near_its_groups(affinity: Raw, job: JobView, labels: Sequence[str], sizes: 
 
 
 def _neighbours(job: JobView, index: int, size: int, operator: str = "In") -> Raw:
-    """Return a selector for the job's pods whose replicas are in the same parallel group of `size` replicas.
+    """Return a label selector for the job's pods in the same parallel group of `size` replicas as replica `index`.
 
-    If `operator` is NotIn, the selector matches the pods of all other groups instead.
+    If `operator` is NotIn, the selector matches the job's pods in all other groups instead. If the group has more than
+    MOST_NAMED replicas, the selector matches all of the job's pods.
     """
     begin = index - index % size
     expression = {
@@ -104,9 +105,10 @@ def _term(weight: int, selector: Raw, label: str) -> Raw:
 
 
 def _keeping_off(affinity: Raw, create: CreatePod) -> Raw:
-    """Return the affinity with rules that keep the pod away from nodes.
+    """Return the affinity with rules that keep the pod away from certain nodes.
 
-    The rules are a preference against `avoid_nodes`, and a requirement against `never_nodes`.
+    The nodes are listed in `create`: for `avoid_nodes`, the rule is a preference; for `never_nodes`, it is a
+    requirement.
     """
     if create.avoid_nodes:
         wish = {"weight": 100, "preference": {"matchFields": _not_on(create.avoid_nodes)}}
@@ -121,7 +123,7 @@ def _keeping_off(affinity: Raw, create: CreatePod) -> Raw:
 
 
 def _wishing(affinity: Raw, kind: str, wish: Raw) -> Raw:
-    """Return the affinity with a preference added.
+    """Return the affinity with the preference `wish` added.
 
     `kind` is nodeAffinity, podAffinity or podAntiAffinity.
     """

@@ -1,7 +1,7 @@
-"""The job's spec in the form that is stored with checkpoints as lineage. All functions are pure.
+"""Job spec in the form that checkpoints store as part of their lineage. All functions are pure.
 
-Storage may have more readers than the job. Values of environment variables are therefore left out, whether they are
-secret or not. Names and references are stored (decision "Lineage omits values of environment variables").
+The storage may have more readers than the job has. Values of environment variables are therefore left out, whether they
+are secret or not. Names and references are stored (decision "Lineage omits values of environment variables").
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from typing import Any
 from concertina.api.spec import JobSpec
 
 MOST = 64 << 10
-"""Maximum size of the stored spec in bytes. A larger spec is not stored. (Linux allows 128 KiB for one variable.)"""
+"""Maximum size of the stored spec in bytes. A larger spec is not stored.
+
+Pods get the spec in an environment variable, for which Linux allows 128 KiB.
+"""
 VALUED = ("env", "httpHeaders")
-"""Lists of objects with a name and a value. The value is left out."""
+"""Names of fields with lists of name-value pairs. The values are left out of the stored spec."""
 WITHIN_URI = re.compile(r"(?<=://)[^/@\s]+@")
-"""User name and password in a URI."""
+"""Pattern for the user name and password in a URI."""
 
 
 def recorded(spec: JobSpec) -> str:

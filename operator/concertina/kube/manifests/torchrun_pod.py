@@ -1,7 +1,7 @@
-"""Manifests for `launcher: Torchrun`: torchrun's settings in a member's pod, and the pod that serves its TCPStore.
+"""Manifests for `launcher: Torchrun`: torchrun's settings in members' pods, and the pod of torchrun's TCPStore.
 
-A member's pod is created once the store's pod has an IP address, so no Service is needed. All members end when the
-store's pod ends. All functions are pure.
+The operator creates a member's pod after the store's pod has an IP address, so no Service is needed. All members end
+when the store's pod ends. All functions are pure.
 """
 
 from __future__ import annotations
@@ -14,19 +14,23 @@ from concertina.kube.resources import Raw
 from concertina.plan.actions import Rendezvous
 
 PORT = protocol.PORT
-"""Port of torchrun's TCPStore."""
+"""Port on which the store's pod serves torchrun's TCPStore."""
 MOST_NODES = 10000
-"""Largest number of nodes of an elastic job. torchrun must not refuse replicas that `kubectl scale` adds."""
-CONFIGURATION = "is_host=0,join_timeout=604800,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
-"""Configuration of torchrun's rendezvous, with times in seconds.
+"""Maximum number of nodes in torchrun's settings for an elastic job.
 
-Waiting for replicas, for example for quota, is not a failure, so the join timeout is long. A lost replica is noticed
-after 3 s instead of 15 s.
+The number is large so that torchrun never refuses replicas that `kubectl scale` adds.
+"""
+CONFIGURATION = "is_host=0,join_timeout=604800,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+"""Configuration of torchrun's rendezvous (`rdzv_configs`), with times in seconds.
+
+The join timeout is long, because waiting for replicas (for example for quota) is not a failure. A lost replica is
+noticed after 3 s instead of 15 s.
 """
 RESTARTS = "3"
-"""Number of times that torchrun restarts workers in one rendezvous.
+"""Number of times that torchrun restarts the workers within one rendezvous.
 
-torchrun also counts the loss of a peer as a restart. After that, `failurePolicy` applies.
+torchrun also counts the loss of another replica as a restart. When all restarts are used, the job's `failurePolicy`
+applies.
 """
 SERVE = """
 import os, signal, socket
@@ -44,11 +48,11 @@ KEPT_FIELDS = (
     "imagePullSecrets", "nodeSelector", "tolerations", "serviceAccountName", "automountServiceAccountToken",
     "securityContext", "priorityClassName", "runtimeClassName", "schedulerName",
 )  # fmt: skip
-"""Pod fields of the template that the store's pod uses too. They determine where it may run and as which user."""
+"""Pod fields that the store's pod copies from the template. They determine where the pod may run, and as which user."""
 PATHS = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-"""Environment variables of the template that the store's pod uses too.
+"""Environment variables that the store's pod copies from the template.
 
-torch may be in a volume rather than in the image (decision "The rendezvous pod takes the members' volumes").
+They are needed if torch is in a volume and not in the image (decision "The rendezvous pod takes the members' volumes").
 """
 SMALL = {"requests": {"cpu": "100m", "memory": "384Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
 
@@ -67,9 +71,9 @@ def with_torchrun(pod: Raw, spec: JobSpec, rendezvous: Rendezvous) -> Raw:
 
 
 def _values(spec: JobSpec, rendezvous: Rendezvous, template_values: dict[str, str]) -> dict[str, str]:
-    """Return torchrun's options as environment variables. Options on the command line take precedence.
+    """Return torchrun's options as environment variables. Options on torchrun's command line take precedence.
 
-    The template may change some of the options, but not those of the rendezvous.
+    Variables in the template override some of the options, but not the options of the rendezvous.
     """
     return {
         "PET_NNODES": f"{rendezvous.least}:{MOST_NODES}" if spec.elastic else str(rendezvous.least),

@@ -1,6 +1,6 @@
-"""Manifests of Kueue's Workloads for a job. All functions are pure.
+"""Manifests of the Kueue Workloads with which a job requests quota. All functions are pure.
 
-A Workload's pod sets contain only the fields that determine where pods fit and how much they use. Kueue compares
+A Workload's pod sets contain only the fields that determine where pods fit and which resources they use. Kueue compares
 Workloads field by field, and any other field could make two equal requests look different.
 """
 
@@ -29,12 +29,15 @@ PREBUILT_WORKLOAD = "kueue.x-k8s.io/prebuilt-workload-name"
 """Label of a job with the name of an existing Workload. The two constants above are labels of a job too."""
 JOB_UID = "kueue.x-k8s.io/job-uid"
 POD_SET = "kueue.x-k8s.io/podset"
-"""Label of a pod with its pod set. JOB_UID above is a label of a Workload."""
+"""Label of a pod with the name of its pod set in the Workload. JOB_UID above is a label of a Workload."""
 FINALIZER = "kueue.x-k8s.io/resource-in-use"
 ELASTIC = "kueue.x-k8s.io/elastic-job"
 REPLACEMENT_FOR = "kueue.x-k8s.io/workload-slice-replacement-for"
 SLICE_NAME = "kueue.x-k8s.io/workload-slice-name"
-"""Kueue's annotation with the name of the first slice. The two constants above are annotations of Kueue too."""
+"""Annotation of Kueue with the name of a job's first Workload slice.
+
+The two constants above are annotations of Kueue too.
+"""
 NUMBER = "concertina.dev/slice"
 REQUEST_HASH = "concertina.dev/request-hash"
 JOB_GENERATION = "concertina.dev/job-generation"
@@ -46,9 +49,9 @@ PAUSED = "concertina.dev/paused"
 The five constants above are annotations of this operator too.
 """
 PREFIX, HASH = 57, 5
-"""Maximum number of characters of a Workload's name before its hash, and the number of characters of the hash.
+"""Maximum length of a Workload's name before the hash, and length of the hash, in characters.
 
-The length is limited because the name is also used as a label value.
+The name is also used as a label value, which has a maximum length.
 """
 _POD_FIELDS = (
     "affinity", "nodeSelector", "overhead", "priorityClassName", "resourceClaims", "resources", "runtimeClassName",
@@ -58,20 +61,23 @@ _CONTAINER_FIELDS = ("name", "resources", "restartPolicy")
 
 
 def workload_name(job: JobView, number: int) -> str:
-    """Return the name of one of the job's Workloads, in the form in which Kueue names its own Workloads."""
+    """Return the name of the job's Workload with the given number.
+
+    The name has the form that Kueue gives its own Workloads.
+    """
     identity = "\n".join((KIND, GROUP, job.name, job.uid, str(number)))
     digest = hashlib.sha1(identity.encode(), usedforsecurity=False).hexdigest()
     return f"{f'{KIND.lower()}-{job.name}'[:PREFIX]}-{digest[:HASH]}"
 
 
 def pod_sets(spec: JobSpec, request: Request) -> list[Raw]:
-    """Return the pod sets of a Workload, for the given counts."""
+    """Return the pod sets of a Workload, with the pod counts of `request`."""
     templates = dict(_templates(spec))
     return [{"name": str(pod_set), "count": count, "template": templates[pod_set]} for pod_set, count in request]
 
 
 def request_hash(spec: JobSpec) -> str:
-    """Return the hash of a Workload's pod sets without their counts.
+    """Return a hash of a Workload's pod sets without their pod counts.
 
     If the hash changes, the job needs a new Workload.
     """
@@ -152,9 +158,9 @@ def _container(container: Mapping[str, Any]) -> Raw:
 
 
 def admitted(pod: Raw, changes: PodChanges) -> Raw:
-    """Return the pod's manifest with the fields that Kueue's admission adds.
+    """Return the pod's manifest with the changes that Kueue's admission requires.
 
-    The fields are labels, annotations, the node selector and tolerations.
+    The changes are labels, annotations, the node selector and tolerations.
     """
     metadata, spec = pod["metadata"], dict(pod["spec"])
     if changes.node_selector:
@@ -173,7 +179,7 @@ def admitted(pod: Raw, changes: PodChanges) -> Raw:
 
 
 def conflict(spec: JobSpec, changes: Mapping[PodSet, PodChanges]) -> str:
-    """Return a sentence that says how Kueue's admission contradicts the pod template; empty if it does not."""
+    """Return a sentence that says where Kueue's admission contradicts the pod template; empty if nowhere."""
     template = spec.template.manifest()
     metadata = template.get("metadata") or {}
     for pod_set, change in changes.items():

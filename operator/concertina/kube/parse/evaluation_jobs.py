@@ -1,4 +1,4 @@
-"""Results of the Jobs of `spec.evaluationJob`. All functions are pure."""
+"""Results of the Kubernetes Jobs that evaluate checkpoints (`spec.evaluationJob`). All functions are pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CONDITIONS = {"Complete": EvaluationJobState.SUCCEEDED, "Failed": EvaluationJobS
 
 
 def evaluation_job_view(job: Raw) -> EvaluationJobView:
-    """Return the fields of a Job that plan() needs."""
+    """Return the fields of a Kubernetes Job that plan() needs."""
     for condition in (job.get("status") or {}).get("conditions") or ():
         state = CONDITIONS.get(condition.get("type", ""))
         if state is not None and condition.get("status") == "True":

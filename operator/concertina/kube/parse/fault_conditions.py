@@ -1,13 +1,16 @@
-"""Node conditions that say that a node's hardware or kernel is faulty, as set by well-known tools and clouds.
+"""Node conditions that report faulty hardware or a faulty kernel, as set by well-known tools and clouds.
 
-Each entry is a type, which stands for type=True, or type=status. Conditions for problems that may pass, such as
+Each entry is TYPE=STATUS, or only TYPE, which means TYPE=True. Conditions for problems that may pass, such as
 MemoryPressure, are left out.
 """
 
 from __future__ import annotations
 
 DRILL = "ConcertinaDrill"
-"""Condition with which the drill `faulty-node` plays a fault for one job. Its message is the job, as namespace/name."""
+"""Condition with which the drill `faulty-node` simulates a fault for one job.
+
+The condition's message is the job, in the form namespace/name.
+"""
 FAULT_CONDITIONS = (
     # node-problem-detector
     "KernelDeadlock",

@@ -1,8 +1,10 @@
-"""Taints that announce the termination of a node, as set by well-known tools and clouds.
+"""Node taints that announce the termination of a node, as set by well-known tools and clouds.
 
-The list is in the code, so that an upgrade of the operator extends it (decision "The well-known taints are in code").
+The list is part of the code, so an upgrade of the operator can extend it (decision "The well-known taints are in
+code").
 
-Each entry is a key. If the key alone can have another meaning, the entry is key=value. These taints are left out:
+Each entry is a taint's key. If the key can also have another meaning, the entry is key=value. These taints are left
+out:
 
 - taints that a node has for its whole life (kubernetes.azure.com/scalesetpriority, on each spot node);
 - taints that may be removed again (DeletionCandidateOfClusterAutoscaler);

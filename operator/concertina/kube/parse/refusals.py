@@ -15,7 +15,7 @@ FORBIDDEN = (
     (re.compile("cannot create resource"), Refusal.PERMISSION),
     (re.compile("not found$|no PriorityClass with name .* was found$"), Refusal.MISSING),
 )
-"""Kind of refusal by a pattern in the message.
+"""Patterns in the API server's message with status 403, each with the kind of refusal that it identifies.
 
 The authorizer and all admission plugins use the same status 403 (decision "Refused pods are classified by the
 message").
@@ -23,7 +23,10 @@ message").
 
 
 def refusal(error: Forbidden | Invalid | Conflict | WebhookFailed) -> Refusal:
-    """Return what must change before the API server accepts the refused object, judged by its error response."""
+    """Return the kind of refusal from the API server's error response for an object that it refused to create.
+
+    The kind says what must change before the API server accepts the object.
+    """
     if isinstance(error, Conflict):
         return Refusal.TRANSIENT
     if isinstance(error, WebhookFailed):

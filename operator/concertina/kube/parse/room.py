@@ -1,7 +1,7 @@
-"""Derive from messages of the scheduler and of quotas whether more resources would help a pod. All functions are pure.
+"""Conclusions from messages of the scheduler and of quotas: whether a pod would fit if other pods ended.
 
-The patterns match the messages of kube-scheduler (FitError and the plugins' reasons) and of ResourceQuota in Kubernetes
-1.36 and some earlier versions. Other messages are treated as unknown.
+Pure functions. The patterns match the messages of kube-scheduler (FitError and the plugins' reasons) and of
+ResourceQuota in Kubernetes 1.36 and some earlier versions. Other messages are treated as unknown.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ _WHATEVER_RUNS = re.compile(
     r"|didn't satisfy plugin\(s\) \[NodeAffinity\]|didn't match the requested node name"
     r"|had untolerated taint(\(s\)| \{.*\})|were unschedulable)"
 )
-"""Reasons that still apply to a node after other pods have left it."""
+"""Reasons of the scheduler against a node that do not depend on other pods on the node."""
 _RESOURCES = re.compile(r"Insufficient \S+|Too many pods")
 _QUOTA = re.compile(r'pods "[^"]*" is forbidden: exceeded quota: [^,]+, requested: (\S+), used: \S+, limited: (\S+)')
 
 
 def excluded(message: str) -> bool:
-    """Return whether no node could take the pod, even if no other pods ran there.
+    """Return whether the pod would fit on no node, even if no other pods ran.
 
-    The scheduler says this if only resources are lacking and preemption would not help: the pod then requests more than
-    a whole node has. For claimed devices, it says the same even if another pod could release the devices. If a device
-    is lacking, the result is therefore False.
+    This is the case if each node is excluded by rules such as taints or affinity, or if the pod requests more than a
+    whole node has. In the second case, the scheduler's message says that only resources are lacking and that preemption
+    would not help. For claimed devices, the message is the same even if another pod could release the devices. If a
+    device is lacking, the result is therefore False.
 
     Args:
         message: Message of the pod's condition PodScheduled.
@@ -48,9 +49,9 @@ def excluded(message: str) -> bool:
 
 
 def fits_quota(message: str) -> int | None:
-    """Return how many pods like the refused one the quota allows when no other pod uses it.
+    """Return how many pods like the refused pod a resource quota allows in total.
 
-    The result is None if `message` does not name a quota.
+    The result is None if `message` is not about a resource quota.
     """
     match = _QUOTA.search(message)
     if match is None:

@@ -28,28 +28,34 @@ from concertina.plan.observed import UNSCHEDULABLE, JobView, NodeView, PodPhase,
 from concertina_protocol import PORT
 
 _STARTING = ("", "ContainerCreating", "PodInitializing")
-"""Reasons for waiting that each container has while it starts."""
+"""Reasons in a container's `waiting` state that are normal while the container starts."""
 _HELD_BACK = ("CrashLoopBackOff", "RunContainerError")
-"""Reasons for waiting of a container that keeps failing. The kubelet restarts it with increasing delays."""
+"""Reasons in a container's `waiting` state that mean that the container keeps failing.
+
+The kubelet restarts the container with increasing delays.
+"""
 _NUMBER = re.compile("[0-9]{1,9}")
 NAME, WORD, SENTENCE = 253, 128, 4096
-"""Largest number of characters that are used of texts written by runtimes, kubelets and schedulers."""
+"""Maximum number of characters of a name, a word and a sentence from container runtimes, kubelets and schedulers.
+
+Longer texts are cut.
+"""
 IMAGE = 512
-"""Largest number of characters that are used of an image reference.
+"""Maximum number of characters of an image reference. A longer reference is cut.
 
 The name of the repository has at most 255 characters. The rest is for the host and the digest.
 """
 MOST_REQUEST = 63
-"""Largest number of characters of a checkpoint request, which is also sent to agents."""
+"""Maximum number of characters of a checkpoint request (the value of an annotation), which is also sent to agents."""
 MOST_PROBLEMS, MOST_IGNORED, MOST_FINALIZERS = 16, 64, 64
-"""Largest number of problems, ignored fields and finalizers of a TrainingJob that are used.
+"""Maximum number of problems, ignored fields and finalizers of a TrainingJob that the operator reads.
 
 A template of 256 KiB can have a hundred thousand errors.
 """
 MOST_INDEXES = 11_000
-"""Limit for replica indexes. It is higher than a job's largest number of replicas and standby replicas.
+"""Upper limit for replica indexes. A job can't have this many replicas and standby replicas.
 
-`status.internal.attempts` has an entry for each index.
+The limit bounds `status.internal.attempts`, which has an entry for each index.
 """
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _ZONE = "topology.kubernetes.io/zone"
@@ -71,7 +77,7 @@ class OwnedPod:
     job_uid: str
     """Uid of the TrainingJob that owns the pod.
 
-    It is empty for a pod that only has the operator's labels, or whose name is not that of one of the job's pods.
+    It is empty if the pod only has the operator's labels, or if its name is not that of a pod of the job.
     """
     namespace: str
     view: PodView
@@ -132,8 +138,8 @@ def node_view(
 
     Args:
         obj: Manifest of the node.
-        notice_taints: Taints that announce the termination of a node, as key or key=value.
-        fault_conditions: Conditions which say that a node is faulty, as type or type=status.
+        notice_taints: Taints that announce the termination of a node, as KEY or KEY=VALUE.
+        fault_conditions: Node conditions that say that a node is faulty, as TYPE or TYPE=STATUS.
     """
     spec, labels = obj.get("spec") or {}, obj["metadata"].get("labels") or {}
     taints = spec.get("taints") or ()
@@ -166,7 +172,7 @@ def node_view(
 
 
 def _fault(condition: Raw, fault_conditions: Collection[str]) -> str:
-    """Return a node's condition with its message if it says that the node is faulty, or an empty text."""
+    """Return a node's condition with its message if it says that the node is faulty; otherwise an empty text."""
     kind, status = condition["type"], condition.get("status")
     if f"{kind}={status}" not in fault_conditions and not (status == "True" and kind in fault_conditions):
         return ""
@@ -215,9 +221,9 @@ def job_view(obj: Raw, before: JobView | None = None) -> JobView:
 
 
 def _spec(obj: Raw) -> tuple[JobSpec | None, str, tuple[str, ...], str]:
-    """Return the spec or an error, the paths of ignored fields, and the hash of the pod template.
+    """Return the spec or an error, the paths of ignored fields, and a hash of the pod template.
 
-    The function never raises, because one job's manifest must not affect other jobs.
+    The function never raises an exception, because an error in one job's manifest must not affect other jobs.
     """
     try:
         spec, ignored = parse_stored(obj)
@@ -254,23 +260,23 @@ def _sentence(problems: Sequence[str]) -> str:
 
 
 def other_manager(obj: Raw) -> str:
-    """Return the controller that `spec.managedBy` names instead of this operator; empty if it names none."""
+    """Return the name of the controller in `spec.managedBy` if it is not this operator; otherwise an empty text."""
     spec = obj.get("spec")
     manager = spec.get("managedBy") if isinstance(spec, dict) else None
     return manager if isinstance(manager, str) and manager != MANAGER else ""
 
 
 def checkpoint_asked(obj: Raw) -> str:
-    """Return the checkpoint request in a TrainingJob's annotation; empty if there is none."""
+    """Return the checkpoint request from the TrainingJob's annotation; empty if there is none."""
     return str((obj["metadata"].get("annotations") or {}).get(CHECKPOINT_NOW, ""))[:MOST_REQUEST]
 
 
 def status_of(obj: Raw) -> JobStatus:
-    """Return a TrainingJob's status without the fields that can't be read.
+    """Return a TrainingJob's status, without the fields that can't be parsed.
 
-    One value that a newer version wrote must not make a Complete job run again or lose its round (decision "Unreadable
-    parts of a status are ignored"). If an object is incomplete without an unreadable field, the whole object is left
-    out.
+    If a newer version of the operator wrote a value that this version can't parse, a Complete job must not run again or
+    lose its round (decision "Unreadable parts of a status are ignored"). If an object in the status lacks a required
+    field, the whole object is left out.
     """
     readable: Any = with_packed(obj.get("status") or {})
     while True:
@@ -292,8 +298,8 @@ def status_of(obj: Raw) -> JobStatus:
 def _place_of(status: Raw, location: tuple[int | str, ...]) -> tuple[Any, Any] | None:
     """Return the mapping or list that contains the field at `location`, and the field's key or index in it.
 
-    If a part of the path is missing, the result describes the innermost object on the path that exists. If this is the
-    status itself, the result is None.
+    If a part of `location` does not exist, the result is for the last existing object on the path. If not even the
+    first part exists, the result is None.
     """
     field_location: tuple[Any, Any] | None = None
     value: Any = status
@@ -308,8 +314,8 @@ def _place_of(status: Raw, location: tuple[int | str, ...]) -> tuple[Any, Any] |
 def _owner(metadata: Raw) -> tuple[str, int | None, int]:
     """Return the uid of the TrainingJob that owns a pod, and the pod's replica index and attempt.
 
-    Index and attempt come from the pod's name, because a name can't be changed as a label can (decision "A replica's
-    index comes from its pod's name"). The uid is empty if the pod belongs to no job.
+    The index and the attempt come from the pod's name, because a name can't be changed but a label can (decision "A
+    replica's index comes from its pod's name"). The uid is empty if the pod belongs to no job.
     """
     owners: Iterable[Raw] = metadata.get("ownerReferences") or ()
     owner: Raw = next(
@@ -346,9 +352,9 @@ def _awaited_scheduler(spec: Raw, status: Raw) -> str:
 
 
 def _exit(status: Raw) -> tuple[int | None, str, str]:
-    """Return exit code, reason and message of the container `trainer`.
+    """Return the exit code, reason and message with which the container `trainer` ended.
 
-    If an init container or the pod as a whole failed (by an eviction, for example), the result describes that failure
+    If an init container failed, or the pod as a whole (by an eviction, for example), the result describes that failure
     instead.
     """
     pod_reason, pod_message = status.get("reason") or "", status.get("message") or ""
@@ -362,11 +368,11 @@ def _exit(status: Raw) -> tuple[int | None, str, str]:
 
 
 def _is_over(spec: Raw, status: Raw) -> bool:
-    """Return whether the trainer has ended or keeps failing, in a pod that Kubernetes reports as running.
+    """Return whether a pod is over for the operator, although Kubernetes may still report it as running.
 
-    The result is also True if an init container keeps failing. Kubernetes reports such pods as running, because
-    sidecars may run forever, and because a kubelet restarts containers forever (decision "A pod ends with its trainer
-    container").
+    A pod is over if its trainer container has ended for good, or if the trainer or an init container keeps failing.
+    Kubernetes reports such pods as running, because sidecars may run forever, and because a kubelet restarts containers
+    forever (decision "A pod ends with its trainer container").
     """
     init_containers: Iterable[Raw] = spec.get("initContainers") or ()
     before = {container["name"] for container in init_containers if container.get("restartPolicy") != "Always"}
@@ -380,9 +386,9 @@ def _is_over(spec: Raw, status: Raw) -> bool:
 
 
 def _held_back(container: Raw) -> Raw | None:
-    """Return the last termination of a container that keeps failing, while the kubelet delays the container's restart.
+    """Return the last termination of a container that keeps failing, while the kubelet delays its next restart.
 
-    The result is None for all other containers.
+    The result is None if the container is in any other state.
     """
     waiting = (container.get("state") or {}).get("waiting") or {}
     last: Raw | None = (container.get("lastState") or {}).get("terminated")
@@ -401,9 +407,9 @@ def _port(spec: Raw) -> int:
 
 
 def _requests(spec: Raw) -> Mapping[str, Decimal]:
-    """Return the sum of the requests of all containers, without init containers.
+    """Return the sum of the resource requests of all containers. Init containers are left out.
 
-    The API server has already added the requests that follow from limits.
+    For a container with limits only, the API server has already set the requests to these limits.
     """
     container_requests = [
         (container.get("resources") or {}).get("requests") or {} for container in spec.get("containers") or ()
@@ -437,7 +443,7 @@ def _names(taint: Raw) -> tuple[str, str]:
 
 
 def _grace(obj: Raw) -> float:
-    """Return the grace period in seconds of the deletion in progress, or of the pod's spec if it is not being deleted.
+    """Return the pod's grace period in seconds: that of its deletion in progress, otherwise that of its spec.
 
     An eviction or a user may have shortened the grace period of the deletion.
     """

@@ -1,6 +1,6 @@
 """Convert Kueue's objects into the data types of plan().
 
-Texts and lists are cut to a maximum size. All functions are pure.
+Long texts and lists are cut to a maximum size. All functions are pure.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from concertina.plan.kueue import (
 from concertina_protocol.quantities import parse_quantity
 
 NAME, WORD, SENTENCE = 253, 64, 4096
-"""Largest number of characters of names, of reasons and of messages."""
+"""Maximum number of characters of a name, a reason and a message. Longer texts are cut."""
 MOST_SETS, MOST_CHECKS, MOST_PAIRS, MOST_TOLERATIONS = 18, 16, 64, 64
-"""Largest number of pod sets, admission checks, labels of one kind, and tolerations that are used."""
+"""Maximum number of pod sets, admission checks, labels (or other pairs) and tolerations that the operator reads."""
 MOST_PODS = 1_000_000
 _SHORTFALL = re.compile(r"insufficient unused quota for (\S{1,253}) in flavor (\S{1,253}), (\S{1,40}) more needed")
 _VICTIMS = re.compile(r"Pending the preemption of (\d{1,6}) workload")
@@ -113,7 +113,7 @@ def _job_uid(metadata: Raw) -> str:
 
 
 def _name_of(key: str, namespace: str) -> str:
-    """Return the name in a key of the form namespace/name; empty if the key's namespace is not `namespace`."""
+    """Return the name from a key of the form namespace/name; empty if the key is for another namespace."""
     own, _, name = key.partition("/")
     return name[:NAME] if own == namespace else ""
 
@@ -182,7 +182,7 @@ def _shortfalls(message: str) -> Mapping[tuple[str, str], Decimal]:
 
 
 def _requests(pod_sets: Iterable[Raw]) -> Mapping[str, Decimal]:
-    """Return the resource amounts that all pods of the pod sets request in their containers."""
+    """Return the total amounts of resources that the containers of all pods in the pod sets request."""
     total: dict[str, Decimal] = {}
     for pod_set in pod_sets:
         spec = _mapping(_mapping(pod_set.get("template")).get("spec"))

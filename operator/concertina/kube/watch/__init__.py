@@ -1,4 +1,4 @@
-"""Background tasks that follow the API server.
+"""Background tasks that use the API server for the whole life of the operator.
 
-They handle the Lease, events, selected namespaces, and, through kopf, TrainingJobs.
+They maintain the Lease, write events, and watch the selected namespaces and, with kopf, TrainingJobs.
 """

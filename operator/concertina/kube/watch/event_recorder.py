@@ -1,4 +1,7 @@
-"""Write Kubernetes events about TrainingJobs. Repeated events are counted, and each job's events are rate-limited."""
+"""Writer of Kubernetes events about TrainingJobs.
+
+Repeated events are counted, and the events of a job are rate-limited.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ from concertina_protocol.traces import trace_id
 
 log = logging.getLogger(__name__)
 REPEATED_SECONDS = 600.0
-"""Seconds within which a repeated event only increments the count of the first one."""
+"""Seconds after an event within which a repetition only increments the event's count."""
 BURST, REFILL_SECONDS = 25, 20.0
-"""Number of new events that a job may have at once, and the seconds until the next one is allowed."""
+"""Rate limit for the new events of a job: the burst, and the seconds until one more event is allowed."""
 TRACE = "concertina.dev/trace-id"
 _REMEMBERED = 4096
 _MESSAGE_LIMIT = 1024
@@ -43,7 +46,10 @@ class _Bucket:
 
 
 class Events:
-    """Writes events one after the other in the background, so that no planning pass waits for an event."""
+    """Queue of events, which writes them one after the other in the background.
+
+    Planning passes don't wait for the writes.
+    """
 
     def __init__(self, client: Client, component: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -54,7 +60,7 @@ class Events:
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
     def post(self, job: JobView, event: Event) -> None:
-        """Queue an event. If too many events are queued, drop it."""
+        """Add an event to the queue. If the queue is full, drop the event."""
         try:
             self._queue.put_nowait((job, event))
         except asyncio.QueueFull:
@@ -134,7 +140,7 @@ def _manifest(job: JobView, event: Event, component: str) -> Raw:
 
 
 def _of_round(job: JobView) -> Raw:
-    """Return the annotation with the id of the current round's trace; empty without a round."""
+    """Return metadata with an annotation that contains the trace id of the current round; empty without a round."""
     round = job.status.world.latest_round
     return {"annotations": {TRACE: trace_id(job.uid, round)}} if round else {}
 

@@ -1,8 +1,8 @@
-"""kopf, imported without the package kubernetes.
+"""Import of kopf without the package kubernetes.
 
-kopf imports the package kubernetes if it is installed, to recognize the classes of its objects. No handler here uses
-these classes, and the import would delay a new operator, which may have to recover jobs. The operator's image does not
-contain the package, but the environment of the local cluster does.
+kopf imports the package kubernetes if it is installed, so that handlers can use its object classes. No handler here
+uses these classes, and the import would delay the start of an operator, which may have to recover jobs. The operator's
+image does not contain the package, but the environment of the local cluster does.
 """
 
 from __future__ import annotations

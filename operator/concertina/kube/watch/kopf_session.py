@@ -1,14 +1,14 @@
-"""HTTP session for kopf, which changes behaviour for which kopf has no setting.
+"""HTTP session for kopf that changes behaviour for which kopf has no setting.
 
-kopf has four problems, which this session solves (decision "kopf through its public API"):
+It solves four problems of kopf (decision "kopf through its public API"):
 
-- kopf limits a page of a list by its number of objects, whatever their size. Here, each of kopf's watches begins at a
-  list that this operator has made.
+- kopf limits a page of a list by its number of objects, whatever their size. The session makes each of kopf's watches
+  begin at a list that this operator has made.
 - kopf does not report objects that are missing from a later list. The operator compares its own lists instead.
 - kopf decodes with the limits of Python's JSON decoder. The session cuts deeply nested objects before kopf decodes
   them.
-- kopf requests the API server's kinds only once. The session repeats this request until the API server lists
-  TrainingJobs.
+- kopf requests the kinds that the API server serves only once. The session repeats this request until the API server
+  lists TrainingJobs.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from concertina.kube.watch.kopf_import import kopf
 
 log = logging.getLogger(__name__)
 UNKNOWN_SECONDS = 1.0
-"""Seconds before the API server is asked again whether it knows TrainingJobs."""
+"""Seconds before the next request if the API server does not serve TrainingJobs yet."""
 _INITIAL_EVENTS = {"sendInitialEvents", "resourceVersionMatch"}
 _ERROR = b'{"type":"ERROR"'
 
 
 class KopfSession:
-    """Middleware for kopf's HTTP session, which changes discovery requests and watches."""
+    """Middleware of kopf's HTTP session that changes kopf's discovery requests and watches."""
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class KopfSession:
         begin: Callable[[str | None], Awaitable[str]],
         begun: Callable[[str | None], None],
     ) -> None:
-        """Prepare to change kopf's requests. kopf calls `login` to open its HTTP session.
+        """Create the middleware. It has an effect on the sessions that `login` returns.
 
         Args:
             access: Address and credentials of the API server.
-            begin: Function that returns the resourceVersion at which the watch of a namespace (None: all) begins.
-                It may wait for any time.
-            begun: Function to call when the API server has accepted that watch.
+            begin: Function that returns the resourceVersion at which the watch of a namespace (None: of all namespaces)
+                begins. It may wait for any time.
+            begun: Function to call with the namespace when the API server has accepted that watch.
         """
         self._access = access
         self._begin = begin
@@ -59,7 +59,7 @@ class KopfSession:
         metrics.begin_at_zero(metrics.WATCH_RESTARTS, [PLURAL], WatchEnd)
 
     def login(self) -> kopf.AiohttpSession:
-        """Return a new HTTP session. kopf closes it."""
+        """Return a new HTTP session with this middleware. kopf calls this method, and closes the session."""
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=self._access.ssl_context()),
             headers={"User-Agent": "concertina"},
@@ -88,9 +88,9 @@ class KopfSession:
     async def _watch(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Start a watch at the version of a list that this operator has made.
+        """Start a watch at the resourceVersion of a list that this operator has made.
 
-        Without this version, kopf requests all existing objects as the first events of the watch.
+        If the request had no resourceVersion, as kopf sends it, the watch would begin with all existing objects.
         """
         *_, parent, namespace, _plural = request.url.parts
         watched_namespace = namespace if parent == "namespaces" else None
@@ -108,7 +108,7 @@ class KopfSession:
     async def _answer(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType, streams: bool = False
     ) -> aiohttp.ClientResponse:
-        """Return the API server's response. The body is already read, unless `streams` is true.
+        """Return the API server's response. Its body is already read, unless `streams` is true.
 
         The time limit is set here, because kopf's own limit would include the time for which a request waits in this
         session.
@@ -134,10 +134,10 @@ class KopfSession:
 
 
 def _names_training_jobs(path: str, status: int, body: bytes) -> bool:
-    """Return False if a discovery document should list TrainingJobs but does not list them yet.
+    """Return False if a response is a discovery document that should list TrainingJobs but does not list them yet.
 
-    TrainingJobs can be listed a moment before discovery contains them. Behind a load balancer, the answer may also come
-    from another API server, which does not know TrainingJobs yet.
+    TrainingJobs can be served a moment before discovery lists them. Behind a load balancer, the response may also come
+    from another API server, which does not serve TrainingJobs yet.
     """
     if status >= 400 and status != 404:
         return True  # kopf retries such a request
@@ -152,7 +152,10 @@ def _names_training_jobs(path: str, status: int, body: bytes) -> bool:
 
 
 class _WatchLines:
-    """Body of a watch, in complete lines that kopf can decode. The body ends if no data arrives for too long."""
+    """Body of a watch response, divided into complete lines that kopf can decode.
+
+    The body ends if no data arrives for too long.
+    """
 
     def __init__(self, content: aiohttp.StreamReader) -> None:
         self._content = content

@@ -1,11 +1,11 @@
 """Leader election with a coordination Lease, so that only one operator acts at a time.
 
-Each process measures time with its own monotonic clock only. concertina has its own implementation, because the leader
+Each process measures time only with its own monotonic clock. concertina has its own implementation, because the leader
 elector of kubernetes.aio is broken and kopf has no leader election (decision "A custom Lease").
 
-Two operators that both act as the leader waste work but do no harm, because a status write fails if another operator
-has begun a round meanwhile. While the API server is down, the leader can therefore keep its role and wait. During this
-time, no other operator can take the Lease or write anything.
+If two operators both act as the leader, they waste work but do no harm: a status write fails if another operator has
+begun a round since the job was observed. The leader can therefore keep its role while the API server is down. During
+this time, no other operator can take the Lease or write anything.
 
 A round is a period in which a fixed set of replicas trains.
 """
@@ -30,11 +30,14 @@ RENEW_SECONDS = 2.0
 
 
 class LeaseLost(Exception):
-    """Error that another operator has taken the Lease."""
+    """Error: another operator has taken the Lease."""
 
 
 class Lease:
-    """Leader election Lease, as this process uses it. Each running process needs a different `identity`."""
+    """Leader election Lease, from the point of view of one process.
+
+    Each running process needs a different `identity`.
+    """
 
     def __init__(
         self,
@@ -54,26 +57,26 @@ class Lease:
         self._renew_every = renew_every
         self._clock = clock
         self._observed: tuple[str, float] = ("", 0.0)
-        """resourceVersion of the Lease as last read, and the time at which it was first read with that version."""
+        """resourceVersion of the Lease at the last read, and the time at which this version was first read."""
         self._held_until = 0.0
         self._answered = -math.inf
-        """Time at which the API server last returned the Lease."""
+        """Time of the last response from the API server that contained the Lease."""
         self._holder = ""
-        """Name of another process that held the Lease when it was last read."""
+        """Name of the other process that held the Lease at the last read."""
 
     @property
     def held(self) -> bool:
-        """True if this process holds the Lease and no other operator can have taken it meanwhile."""
+        """True if this process has renewed the Lease so recently that no other process can have taken it."""
         return self._clock() < self._held_until
 
     @property
     def holder(self) -> str:
-        """Name of the process that holds the Lease, as last read; empty if unknown."""
+        """Name of the process that held the Lease at the last read; empty if unknown."""
         return self._identity if self.held else self._holder
 
     @property
     def answered_lately(self) -> bool:
-        """Return whether the API server has returned the Lease within the Lease's duration."""
+        """Return whether the API server has returned the Lease within the last `duration` seconds."""
         return self._clock() < self._answered + self._duration
 
     async def acquire(self) -> None:
@@ -92,7 +95,7 @@ class Lease:
             await asyncio.sleep(self._renew_every / 2 * random.uniform(0.8, 1.2))
 
     async def keep(self) -> None:
-        """Renew the Lease again and again, for as long as this process holds it.
+        """Renew the Lease periodically while this process holds it.
 
         Raises:
             LeaseLost: When another process holds the Lease.
@@ -109,7 +112,7 @@ class Lease:
                 raise LeaseLost(f"another operator has taken the lease {self._namespace}/{self._name}")
 
     async def release(self) -> None:
-        """Give the Lease up, so that the next operator can start at once. Errors are only logged."""
+        """Release the Lease, so that another operator can become the leader at once. Errors are only logged."""
         try:
             lease = await self._client.get(LEASES, self._namespace, self._name)
             if lease["spec"].get("holderIdentity") == self._identity:
@@ -120,7 +123,7 @@ class Lease:
         self._held_until = 0.0
 
     async def _try(self) -> bool:
-        """Take the Lease or renew it, and return True. If another process holds the Lease, return False."""
+        """Acquire or renew the Lease, and return True. If another process holds the Lease, return False."""
         for _ in range(3):
             begun = self._clock()
             try:

@@ -10,22 +10,22 @@ from concertina.kube.resources import NAMESPACES
 
 
 class SelectedNamespaces:
-    """Namespaces whose labels match the selector.
+    """Namespaces whose labels match a selector.
 
-    When labels of a namespace begin or cease to match, the API server's watch reports the namespace as ADDED or
-    DELETED.
+    The API server's watch reports a namespace as ADDED when its labels begin to match, and as DELETED when they no
+    longer match.
     """
 
     def __init__(
         self, client: Client, selector: str, added: Callable[[str], None], removed: Callable[[str], None]
     ) -> None:
-        """Prepare to watch namespaces. The set is empty until the first list.
+        """Create the set, which is empty until the first list.
 
         Args:
             client: Client of the API server.
             selector: Label selector for namespaces.
-            added: Function to call for each namespace that is selected after the first list.
-            removed: Function to call for each namespace that is no longer selected.
+            added: Function to call for each namespace that begins to match after the first list.
+            removed: Function to call for each namespace that no longer matches.
         """
         self._names: set[str] = set()
         self._added = added

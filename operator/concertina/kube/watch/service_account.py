@@ -1,4 +1,4 @@
-"""Access to the API server for an operator in a pod: the pod's service account, read by kopf.
+"""Credentials for an operator in a pod: the pod's service account, read by kopf.
 
 The Kubernetes client library takes 126 MB, twice as much as everything else in the operator's image. An operator in a
 pod needs only three files, which kopf can read (decision "The operator logs in by kopf").
@@ -35,7 +35,7 @@ class ServiceAccount:
         self.read()
 
     def read(self) -> None:
-        """Read the token, the path of the CA certificate and the namespace. The kubelet may have replaced them.
+        """Read the token, the path of the CA and the namespace again. The kubelet may have replaced them.
 
         Raises:
             NoAccess: When the pod has no service account token.
@@ -50,9 +50,9 @@ class ServiceAccount:
         self._read_at = time.monotonic()
 
     async def get_api_key_with_prefix(self, identifier: str) -> str:
-        """Return the Authorization header.
+        """Return the value of the Authorization header.
 
-        `identifier` is unused. It exists because the method of the client library has this parameter.
+        `identifier` is unused. It exists because the client library's method of this name has the parameter.
         """
         if time.monotonic() - self._read_at >= READ_AGAIN_SECONDS:
             self.read()

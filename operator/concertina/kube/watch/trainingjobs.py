@@ -1,4 +1,4 @@
-"""Watch TrainingJobs through kopf's public API: event handlers, settings, and the operator's own HTTP session.
+"""Watch of TrainingJobs through kopf's public API: event handlers, settings, and the operator's own HTTP session.
 
 kopf writes nothing to users' objects and stores no state of the operator.
 """
@@ -25,30 +25,31 @@ from concertina.kube.watch.kopf_import import kopf
 
 log = logging.getLogger(__name__)
 WORKER_SECONDS = 300.0
-"""Seconds for which kopf keeps the idle worker of a job.
+"""Seconds for which kopf keeps an idle worker task of a job.
 
 Starting a worker delays kopf's watch by one turn of the event loop. With kopf's default of 5 seconds and a thousand
 jobs, the watch fell behind, the API server ended it, and deletions were reported a minute late. Workers of deleted jobs
-are kept too, and each takes 30 to 50 KiB. With an hour, the operator grew by 10 MiB for each 200 short jobs.
+are kept too, and each takes 30 to 50 KiB. With a value of one hour, the operator's memory grew by 10 MiB for each 200
+short jobs.
 """
 END_SECONDS = 5.0
-"""Seconds for kopf to end its own tasks."""
+"""Time limit in seconds for kopf to end its own tasks when the operator stops."""
 KEPT_OF_METADATA = {"name", "namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp"}
-"""Metadata fields that are kept in an object after kopf has handled it."""
+"""Metadata fields that remain in an object in kopf's memory after its handlers have run."""
 
 
 class Backoffs:
-    """Endless series of delays in seconds between tries, so that the process waits for the end of an outage."""
+    """Endless series of delays in seconds between attempts, so that kopf waits for the end of an outage."""
 
     def __iter__(self) -> Iterator[float]:
         return (backoff.seconds(failures, 0.2, 1.0) for failures in itertools.count())
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """kopf storage that computes no diffs.
+    """kopf storage that computes no differences between versions of an object.
 
-    kopf would copy each object to compare it with the last handled one. No handler here needs the differences, and the
-    copies took a sixth of the operator's processor time.
+    kopf would copy each object to compare it with the version that was last handled. No handler here needs the
+    differences, and the copies took a sixth of the operator's processor time.
     """
 
     def build(self, *, body: kopf.Body, extra_fields: object = None) -> kopf.BodyEssence:
@@ -70,13 +71,13 @@ class Listed:
 
 
 async def list_jobs(client: Client, namespace: str | None, on_job: Callable[[Raw], None]) -> Listed:
-    """Call `on_job` for each TrainingJob of a namespace, page by page. A `namespace` of None means all namespaces.
+    """List the TrainingJobs of a namespace page by page, and call `on_job` for each. None means all namespaces.
 
-    If all jobs of a cluster were decoded at once, they could take more memory than the operator has. This coroutine
-    waits until the API server is reachable and knows TrainingJobs.
+    Decoding all jobs of a cluster at once could take more memory than the operator has. This coroutine waits until the
+    API server is reachable and serves TrainingJobs.
 
     Raises:
-        Forbidden: When the operator may not list TrainingJobs.
+        Forbidden: When the operator has no permission to list TrainingJobs.
     """
     warned = False
     while True:
@@ -95,7 +96,7 @@ async def list_jobs(client: Client, namespace: str | None, on_job: Callable[[Raw
 
 
 async def list_jobs_once_allowed(client: Client, namespace: str | None, on_job: Callable[[Raw], None]) -> Listed:
-    """List jobs as `list_jobs` does. If the API server does not permit this, wait until it does."""
+    """List TrainingJobs as `list_jobs` does. If the operator has no permission, wait until it has."""
     warned = False
     while True:
         try:
@@ -120,12 +121,12 @@ async def _list(client: Client, namespace: str | None, on_job: Callable[[Raw], N
 
 @dataclass(frozen=True)
 class Follower:
-    """Functions that are called when TrainingJobs change."""
+    """Callbacks for changes of TrainingJobs, and the resourceVersions at which watches begin."""
 
     versions: dict[str | None, str]
-    """resourceVersions of lists that the follower has just made, by namespace (None: all namespaces).
+    """resourceVersions of lists that the caller has just made, by namespace (None: all namespaces).
 
-    The watches continue from these versions.
+    The watches begin at these resourceVersions.
     """
     ready: Callable[[str | None], Awaitable[object]]
     """Coroutine function to await before a namespace is listed."""
@@ -134,16 +135,16 @@ class Follower:
     on_deleted: Callable[[str], None]
     """Function to call with the uid of each deleted TrainingJob."""
     on_listed: Callable[[str | None, set[str]], None]
-    """Function to call after each list, with the uids of all listed jobs of the namespace.
+    """Function to call after each list of a namespace (None: all namespaces), with the uids of all listed jobs.
 
-    It is needed because kopf does not report a deletion that it missed.
+    It is needed because kopf does not report a deletion that its watch missed.
     """
 
 
 class TrainingJobs:
-    """kopf operator that watches TrainingJobs and calls a follower for each change.
+    """kopf operator that watches TrainingJobs and calls a follower's callbacks for each change.
 
-    The watch begins when `follow` sets the follower.
+    The watch begins when `follow` is called with the follower.
     """
 
     def __init__(self, client: Client, identity: str, namespaces: Sequence[str]) -> None:
@@ -153,16 +154,22 @@ class TrainingJobs:
         self._followed = asyncio.Event()
         self._follower: Follower
         self.ended: asyncio.Task[None]
-        """Task that ends when the first of kopf's tasks ends, with the same error."""
+        """Task that ends when the first of kopf's tasks ends. It raises that task's error."""
 
     def follow(self, follower: Follower) -> None:
-        """Start to watch TrainingJobs, and call the follower for each change. A process can have one follower."""
+        """Start to watch TrainingJobs, and call the follower's callbacks for each change.
+
+        A process can have one follower.
+        """
         self._follower = follower
         self._followed.set()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run kopf. kopf replaces the signal handlers, so the caller may have to set them again."""
+        """Run kopf while the `async with` block runs.
+
+        kopf replaces the process's signal handlers, so the caller may have to set them again.
+        """
         stop = asyncio.Event()
         tasks = await kopf.spawn_tasks(
             registry=self._registry(),
@@ -203,9 +210,9 @@ class TrainingJobs:
         return registry
 
     async def _begin(self, namespace: str | None) -> str:
-        """Return the resourceVersion from which a watch of the namespace begins.
+        """Return the resourceVersion at which a watch of the namespace begins.
 
-        Each list of jobs serves one watch. If there is no unused list, this method lists the jobs first.
+        Each list of jobs is used for one watch. If there is no unused list, this method lists the jobs first.
         """
         await self._followed.wait()
         follower = self._follower
@@ -242,9 +249,9 @@ def strip(obj: Raw) -> None:
 
 
 def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any], stop: asyncio.Event) -> None:
-    """Handle an error of the event loop as asyncio does, except for errors of requests that kopf abandons.
+    """Handle an error of the event loop as asyncio does, but ignore errors of requests that kopf abandons.
 
-    kopf abandons requests if it is stopped while it looks for the CRD.
+    If kopf is stopped while it looks for the CRD, it abandons requests.
     """
     if not (stop.is_set() and "never retrieved" in context["message"]):
         loop.default_exception_handler(context)

@@ -1,1 +1,4 @@
-"""Programs that the local cluster runs, such as kube-apiserver: found on PATH, downloaded, or built from Go modules."""
+"""Programs of the local cluster, such as kube-apiserver.
+
+They are found on PATH, downloaded, or built from Go modules.
+"""

@@ -76,7 +76,7 @@ def build(
 
 
 def _source(dependency: str, module: Path, go: str, environment: dict[str, str]) -> Path:
-    """Return the folder with a dependency's source code, which Go keeps after a build.
+    """Return the folder with a dependency's source code, which remains in Go's module cache after a build.
 
     Raises:
         LocalClusterError: When Go does not know the dependency.
@@ -89,7 +89,7 @@ def _source(dependency: str, module: Path, go: str, environment: dict[str, str])
 
 
 def _copy(source: Path, paths_by_name: Mapping[str, str], folder: Path) -> None:
-    """Copy files and folders. Unlike the originals in Go's module cache, the copies are writable."""
+    """Copy files and folders from Go's module cache. Unlike the originals, the copies are writable."""
     for name, path in paths_by_name.items():
         for file in [source / path] if (source / path).is_file() else sorted((source / path).iterdir()):
             target = folder / name / file.relative_to(source / path)
@@ -145,6 +145,6 @@ def _go(say: Say) -> tuple[str, dict[str, str]]:
 
 
 def _forget(environment: dict[str, str]) -> None:
-    """Delete the Go that was installed only for this build, with its gigabytes of modules and build results."""
+    """Delete the Go that was installed only for this build, with its gigabytes of modules and intermediate results."""
     if "CONCERTINA_OWN_GO" in environment:
         shutil.rmtree(paths.cache() / "go", ignore_errors=True)

@@ -1,11 +1,11 @@
-"""Find or provide the programs that the local cluster and the tests run.
+"""Programs that the local cluster and the tests run: where they are found, and how missing ones are provided.
 
 Each program is searched for in this order: $KUBEBUILDER_ASSETS and PATH (if the version is suitable), concertina's
 cache, the official release, and a build from the Go modules pinned in tools/.
 
-All checkouts share the cache. The folder of a set of programs is named after its version and the digest of its go.mod
-and go.sum. The folder is created under a lock and appears complete (by a rename), so two checkouts can be set up at the
-same time.
+All checkouts share the cache. The cache folder of a set of programs is named after their version and the digest of
+their go.mod and go.sum. It is created under a lock and appears complete (by a rename), so two checkouts can be set up
+at the same time.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Program:
-    """Check of a program's version: the arguments to call it with, and a pattern for its output."""
+    """How to check the version of a program: its arguments, and a pattern that its output must match."""
 
     version_arguments: tuple[str, ...]
     fits: str
@@ -188,7 +188,7 @@ def installed(name: str, program: Program) -> Path | None:
 
 
 def version(bundle: Bundle, module: Path) -> str:
-    """Return the version, such as "v1.36.3", that go.mod requires of the bundle's main dependency.
+    """Return the version, such as "v1.36.3", of the bundle's main dependency that go.mod requires.
 
     Raises:
         LocalClusterError: When go.mod does not require that dependency.
@@ -200,7 +200,7 @@ def version(bundle: Bundle, module: Path) -> str:
 
 
 def cached(bundle: Bundle, say: Say) -> Path:
-    """Return the cache folder with the bundle's programs. If it does not exist, create it."""
+    """Return the cache folder with the bundle's programs. If the folder does not exist, create it."""
     module = _module(bundle)
     target = _target(bundle, module)
     if target.exists():

@@ -27,9 +27,9 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Asset:
-    """File to download. If it is an archive, `member` is the file in it.
+    """File to download. If the file is an archive, `member` is the path of the program in the archive.
 
-    The placeholders {version}, {arch}, {etcd}, {prometheus}, {vale} and {vale_arch} are replaced.
+    The placeholders {version}, {arch}, {etcd}, {prometheus}, {vale} and {vale_arch} in the fields are replaced.
     """
 
     program: str
@@ -128,9 +128,9 @@ def prometheus(module: str) -> str:
 
 
 def _checksum(text: str, name: str) -> str:
-    """Return the checksum of a file from the text that the publisher provides.
+    """Return the checksum of the file `name` from the text of the publisher's checksum file.
 
-    The text is either the checksum alone, or a list of checksums with file names.
+    The text is either a single checksum, or a list of checksums with file names.
 
     Raises:
         Unavailable: When the text has no checksum for the file.

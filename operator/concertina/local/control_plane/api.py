@@ -19,17 +19,17 @@ class ControlPlaneError(Exception):
 
 
 class Api:
-    """Client for the API server of the cluster in a state folder, with administrator permissions."""
+    """Client for the API server of the cluster in a state folder. It has administrator permissions."""
 
     def __init__(self, address: str, port: int, pki: Path) -> None:
         self._address, self._port = address, port
         self._tls = ssl.create_default_context(cafile=str(pki / "ca.crt"))
         self._tls.load_cert_chain(pki / "kubeconfig.crt", pki / "kubeconfig.key")
         self._idle: list[http.client.HTTPSConnection] = []
-        """Idle connections for further GET requests.
+        """Idle connections, which further GET requests reuse.
 
-        Most of the time of a GET request is the TLS handshake, and a caller that waits for something sends many of
-        them.
+        Most of the time of a GET request is the TLS handshake, and a caller that waits for an event sends many such
+        requests.
         """
 
     def call(self, method: str, path: str, body: Any = None, timeout: float = 10.0) -> Any:
@@ -77,9 +77,9 @@ class Api:
         return json.loads(text) if text.startswith(("{", "[")) else text
 
     def exists(self, path: str) -> bool:
-        """Return whether an object exists at the path.
+        """Return whether the API server reports that an object exists at the path.
 
-        The result is also False if the API server does not respond or does not know the client yet.
+        The result is also False if the API server does not respond, or does not accept the client's certificate yet.
         """
         try:
             self.call("GET", path)

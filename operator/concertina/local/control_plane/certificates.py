@@ -54,9 +54,9 @@ class ClusterAuthority:
         return authority
 
     def issue(self, name: str, subject: str, groups: Sequence[str] = (), hosts: Sequence[str] = ()) -> KeyPair:
-        """Sign a certificate for a subject (CN) in groups (O).
+        """Sign a certificate for a subject (CN) in groups (O), and return the paths of the certificate and its key.
 
-        With `hosts` (names and addresses), the certificate is also valid for a server.
+        With `hosts` (names and addresses), the certificate is also valid for a server on these hosts.
         """
         issuer = x509.load_pem_x509_certificate(self.pair.certificate.read_bytes())
         signer = serialization.load_pem_private_key(self.pair.key.read_bytes(), password=None)
@@ -74,7 +74,7 @@ class ClusterAuthority:
         return pair
 
     def kubeconfig(self, path: Path, server: str, user: str, groups: Sequence[str] = ()) -> None:
-        """Write a kubeconfig with embedded certificates for a user, in JSON, which is valid YAML."""
+        """Write a kubeconfig with an embedded certificate for a user. The file is JSON, which is valid YAML."""
         pair = self.issue(path.name, user, groups)
         cluster = {"server": server, "certificate-authority-data": _base64(self.pair.certificate)}
         credentials = {"client-certificate-data": _base64(pair.certificate), "client-key-data": _base64(pair.key)}
@@ -90,7 +90,10 @@ class ClusterAuthority:
 
 
 def service_account_key(folder: Path) -> KeyPair:
-    """Create the key pair for service account tokens. The certificate file contains only the public key."""
+    """Create the key pair with which service account tokens are signed.
+
+    The certificate file contains only the public key.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     pair = KeyPair(folder / "service-account.pub", folder / "service-account.key")
     write_private(pair.key, _pem(key))

@@ -1,4 +1,4 @@
-"""Files and command lines of etcd, kube-apiserver, kube-controller-manager and kube-scheduler as plain processes."""
+"""Files and command lines of etcd, kube-apiserver, kube-controller-manager and kube-scheduler as processes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Endpoints:
         return f"https://{self.address}:{self.api}"
 
     def ports(self, component: str) -> tuple[int, ...]:
-        """Return the ports at which a component listens."""
+        """Return the ports on which a component listens."""
         return {"kube-apiserver": (self.api,), "etcd": (self.etcd, self.etcd_peer)}.get(component, ())
 
 

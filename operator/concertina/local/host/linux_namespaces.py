@@ -1,4 +1,4 @@
-"""Linux namespaces and mounts, through the C library. (Python has os.unshare since 3.12, but no mount.)"""
+"""Linux namespaces and mounts, through the C library. Python has os.unshare since version 3.12, but no mount."""
 
 import ctypes
 import os
@@ -36,7 +36,7 @@ def unshare(flags: int) -> None:
 
 
 def setns(descriptor: int, flags: int) -> None:
-    """Join the namespaces of a namespace file or of a process (by its pidfd)."""
+    """Move this process into the namespaces of a descriptor (a namespace file, or the pidfd of a process)."""
     _check(_libc.setns(descriptor, flags), "setns")
 
 
@@ -78,12 +78,12 @@ def die_with_parent() -> None:
 
 
 def enter_node() -> None:
-    """Move this process into a new mount namespace, and its children into a new pid namespace.
+    """Move this process into a new mount namespace, and its later children into a new pid namespace.
 
-    If the process is not root, it also gets a new user namespace.
+    If the process is not root, it also moves into a new user namespace.
 
     Raises:
-        LocalClusterError: When the machine does not allow it. The message says what to do.
+        LocalClusterError: When the machine does not allow new namespaces. The message says what to do.
     """
     try:
         if os.geteuid() == 0:

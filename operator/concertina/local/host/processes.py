@@ -20,7 +20,7 @@ _PORTS = range(20000, 29000)
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """Unique identity of a process: its pid, and its start time in clock ticks since boot."""
+    """Unique identity of a process: its pid, and its start time in clock ticks since the boot of the machine."""
 
     pid: int
     start: int
@@ -90,7 +90,7 @@ def marked(directory: Path) -> list[ProcessIdentity]:
 def container(environment: dict[str, str]) -> ProcessIdentity | None:
     """Return the first process of the container that was started with the given environment variables.
 
-    The result is None if there is none. The container may belong to any cluster of this user.
+    The result is None if there is no such process. Containers of all local clusters of this user are searched.
     """
     expected_entries = {f"{name}={value}".encode() for name, value in environment.items()}
     for pid in _pids():
@@ -154,9 +154,9 @@ def kill(processes: Iterable[ProcessIdentity], timeout: float = 30.0) -> list[Pr
 
 
 def can_listen(address: str, port: int) -> bool:
-    """Return whether no other process listens at the port, on this address or on all addresses.
+    """Return whether no other process listens on the port, on this address or on all addresses.
 
-    Connections of a process that has ended don't count.
+    Remaining connections of a process that has ended don't matter.
 
     Raises:
         OSError: When the address cannot be used.

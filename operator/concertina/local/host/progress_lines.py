@@ -1,4 +1,4 @@
-"""Show the progress of a long operation: the last message, and the time so far."""
+"""Display of the progress of a long operation: the last message, and the time since the start."""
 
 import contextlib
 import sys
@@ -31,7 +31,10 @@ def shown() -> Iterator[Callable[[str], None]]:
 
 
 class _ProgressLines:
-    """Prints the first message of each topic at once, and further messages only from time to time."""
+    """Printer of progress messages, for output that is not a terminal.
+
+    It prints the first message of each topic at once, and further messages of the topic only from time to time.
+    """
 
     def __init__(self) -> None:
         self._begun = self._last = time.monotonic()

@@ -52,19 +52,19 @@ def main() -> int:
 
 
 def _close(links: Iterable[socket.socket]) -> None:
-    """Close links (socket pairs between runtime and kubelet) that this process does not need.
+    """Close links (socket pairs between a runtime and a kubelet) that this process does not need.
 
-    Each end of a link must be open in one process only. Otherwise the runtime would not notice when the kubelet ends.
+    Each end of a link must be open in only one process. Otherwise the runtime would not notice when the kubelet ends.
     """
     for link in links:
         link.close()
 
 
 def _boot(folder: Path, link: socket.socket) -> int:
-    """Create the node's namespaces and fork the node's process 1. Return 0 after a success.
+    """Create the node's namespaces and fork the node's process 1. Return 0, or another status if that failed.
 
-    Process 1 begins its work after its identity is recorded. If the machine does not allow the namespaces, the result
-    is not 0.
+    Process 1 begins its work after the program has recorded its identity. The creation fails if the machine does not
+    allow the namespaces.
     """
     os.setsid()
     try:
@@ -88,10 +88,7 @@ def _boot(folder: Path, link: socket.socket) -> int:
 
 
 def _join(folder: Path) -> None:
-    """Fork a child into the node's namespaces. Only that child returns from this function.
-
-    The child becomes the node's kubelet.
-    """
+    """Fork a child into the node's namespaces. This function returns only in that child, which becomes the kubelet."""
     os.setsid()
     process = ProcessIdentity.parse((folder / "process").read_text()).pid
     flags = linux_namespaces.CLONE_NEWNS | linux_namespaces.CLONE_NEWPID

@@ -1,4 +1,4 @@
-"""Cancel the asyncio tasks of a pod, so that all of them really end."""
+"""Cancellation of the asyncio tasks of a pod, repeated until all of them have ended."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Map image names to folders of this machine (virtual environments), which take the place of images."""
+"""Mapping of image names to folders of this machine (virtual environments), which replace container images."""
 
 import os
 import sys
@@ -15,21 +15,21 @@ OWN_COMMANDS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Image:
-    """Stand-in for a container image: a virtual environment (or a folder with bin/), and its default command."""
+    """Replacement for a container image: a virtual environment (or another folder with bin/), and a default command."""
 
     environment: str
     command: tuple[str, ...] = ()
 
 
 def own() -> dict[str, str]:
-    """Return the mapping from the names of concertina's own images to the Python environment of this process."""
+    """Return the mapping of the names of concertina's own images to the Python environment of this process."""
     return dict.fromkeys(OWN_COMMANDS, sys.prefix)
 
 
 def find(name: str, mapping: Mapping[str, str]) -> Image | None:
-    """Return the folder and command that replace the image `name`; None if the name is not mapped.
+    """Return the replacement for the image `name`; None if `mapping` does not contain the name.
 
-    A mapping without a tag applies to all tags. The prefix docker.io/ may be left out.
+    An entry of `mapping` without a tag applies to all tags. The prefix docker.io/ may be left out.
     """
     short = name.removeprefix("docker.io/").removeprefix("library/")
     repository = _repository(short)
@@ -48,7 +48,7 @@ def why_not(name: str) -> str:
 
 
 def parse(option: str) -> tuple[str, str]:
-    """Return name and path from an --image option NAME=PATH.
+    """Return the image name and the path from an --image option in the form NAME=PATH.
 
     Raises:
         ValueError: When the option is invalid. The message is a sentence.

@@ -1,4 +1,4 @@
-"""Main loop of the node agent: register the node, renew its Lease, and start a worker for each pod bound to it."""
+"""Main loop of the node agent: it registers the node, renews its Lease, and runs a task for each pod bound to it."""
 
 import asyncio
 import json
@@ -122,7 +122,7 @@ class Kubelet:
     # The node and its lease
 
     async def _keep_registered(self) -> None:
-        """Register the node at the start, and again whenever the Node object is deleted or not Ready."""
+        """Register the node at the start, and again whenever its Node object is deleted or is not Ready."""
         await self._insist(self._register)
         async for kind, items in self._node.client.follow("/api/v1/nodes", f"metadata.name={self._node.config.name}"):
             if kind == "DELETED" or not items or not _is_ready(items[0]):
@@ -134,9 +134,9 @@ class Kubelet:
             await asyncio.sleep(_RENEW)
 
     async def _insist(self, action: Callable[[], Awaitable[None]]) -> None:
-        """Repeat a call of `action` until it succeeds.
+        """Call `action` repeatedly until it succeeds.
 
-        At first, the API server may be unreachable or may not know the node yet.
+        At first, the API server may be unreachable or may not know the Node object yet.
         """
         while True:
             try:

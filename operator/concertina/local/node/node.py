@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """Configuration of a node agent, as in nodes/NAME/node.json.
+    """Configuration of a node agent, as stored in nodes/NAME/node.json of the cluster's state folder.
 
     Folders and addresses are those of this machine.
     """
@@ -41,14 +41,14 @@ class NodeConfig:
 
     @property
     def resources(self) -> dict[str, str]:
-        """Capacity of the node. All of it is allocatable."""
+        """Capacity of the node by resource. All of the capacity is allocatable."""
         basic = {"cpu": self.cpus, "memory": self.memory, "pods": "250", "ephemeral-storage": "100Gi"}
         return basic | ({"nvidia.com/gpu": str(self.gpus)} if self.gpus else {})
 
 
 @dataclass
 class Addresses:
-    """IP addresses for the pods of a node. They are assigned in turn, so that an address is not reused soon."""
+    """Pool of IP addresses for the pods of a node. Addresses are assigned in turn, so that none is reused soon."""
 
     prefix: str  # 127.x.n
     _used: set[int] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""Client for a node's requests to the API server. Objects are plain dicts, and the node has its own certificate."""
+"""Client for the requests of a node to the API server, with the node's own certificate. Objects are plain dicts."""
 
 import asyncio
 import json
@@ -52,10 +52,10 @@ class NodeClient:
         return await self.call("GET", path)
 
     async def follow(self, path: str, selector: str) -> AsyncIterator[tuple[str, list[Object]]]:
-        """Follow a collection of objects forever.
+        """Yield all objects of a collection, and then each change of an object, forever.
 
-        Yield ("LIST", all objects) first, then ("ADDED" | "MODIFIED" | "DELETED", [object]) for each change. If the
-        watch breaks, begin again with a LIST. During an outage, wait.
+        The first item is ("LIST", all objects). Each further item is ("ADDED" | "MODIFIED" | "DELETED", [object]). If
+        the watch breaks, the generator begins again with a LIST. During an outage of the API server, it waits.
         """
         while True:
             try:

@@ -1,4 +1,4 @@
-"""HTTPS endpoint of the node for the API server: container logs, and exec by websocket."""
+"""HTTPS endpoint of a node, which the API server uses for container logs and for exec by websocket."""
 
 import json
 import ssl
@@ -19,7 +19,7 @@ FindPod = Callable[[str, str], Pod | None]  # namespace, name
 
 
 async def serve(config: NodeConfig, find: FindPod) -> web.AppRunner:
-    """Listen on the node's address. Accept only the client certificate of the API server."""
+    """Start the HTTPS endpoint on the node's address. It accepts only the client certificate of the API server."""
     app = web.Application()
     app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", lambda request: _logs(request, find))
     app.router.add_get("/exec/{namespace}/{pod}/{container}", lambda request: _execute(request, find))

@@ -1,4 +1,4 @@
-"""Compute the PodStatus that the node agent writes from the states of the containers. All functions are pure."""
+"""Computation of the PodStatus of a pod from the states of its containers. All functions are pure."""
 
 import datetime
 from collections.abc import Sequence
@@ -93,9 +93,9 @@ def pod_status(facts: PodFacts, previous: Object) -> Object:
 def _init_status(container: ContainerState, before: Object | None) -> Object:
     """Return the status of an init container.
 
-    If a node fails and boots again, its pods run their init containers again. But the API server refuses a status in
-    which a successful init container runs or waits. The old status (`before`) is therefore used until the container has
-    ended.
+    If a node fails and boots again, its pods run their init containers again. The API server refuses a status in which
+    a successful init container runs or waits. The old status (`before`) is therefore returned until the container has
+    ended again.
     """
     succeeded = before is not None and before["state"].get("terminated", {}).get("exitCode") == 0
     if before and succeeded and container.exit_code is None and not container.restarts_always:

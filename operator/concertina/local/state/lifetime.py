@@ -1,4 +1,4 @@
-"""Start the processes of a state folder, and stop all of them together, however they were started."""
+"""Start of the processes of a state folder, and stop of all of them together, whichever program started them."""
 
 import contextlib
 import os
@@ -60,10 +60,10 @@ def find(folder: Path, name: str) -> ProcessIdentity | None:
 
 
 def only_here(folder: Path) -> None:
-    """Check that a folder's cluster is on this machine. Several machines may share a home directory.
+    """Check that a state folder's cluster is on this machine. Several machines may share a home directory.
 
-    Processes of another machine can't be seen here, so a cluster there would seem to be stopped. If this machine's name
-    has changed, its processes are still found.
+    Processes of another machine can't be seen here, so a cluster there would seem to be stopped. If only this machine's
+    name has changed, its processes are still found.
 
     Raises:
         LocalClusterError: When the cluster is on another machine.
@@ -114,7 +114,7 @@ def _keep_logs(folder: Path) -> None:
 
 
 def forget(name: str) -> None:
-    """Delete the logs of a cluster that `end` has stopped. No other files are left then."""
+    """Delete the logs of a cluster that `end` has stopped. The logs are the last files of the cluster."""
     shutil.rmtree(state.directory(name), ignore_errors=True)
 
 
@@ -134,7 +134,7 @@ def alone(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def sole_owner(name: str) -> Iterator[None]:
-    """Context manager that keeps other commands from owning the same cluster. A cluster ends with its owner.
+    """Context manager for the owner of a cluster, with which the cluster ends. Other commands can't own it meanwhile.
 
     Raises:
         LocalClusterError: When another running command owns the cluster.

@@ -35,7 +35,7 @@ class Options:
 
 @dataclass(frozen=True)
 class ClusterRecord:
-    """Data of a cluster from its set-up. Whether its processes run is not recorded."""
+    """Data of a cluster that are known from its set-up. They do not say whether its processes run."""
 
     name: str
     directory: Path
@@ -100,7 +100,7 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
 
 
 def claim_network(folder: Path) -> str:
-    """Return a prefix ("127.x") of loopback addresses that no other cluster uses, and record it.
+    """Return a prefix ("127.x") of loopback addresses that no other cluster uses, and record it in the state folder.
 
     Raises:
         LocalClusterError: When all prefixes are in use.

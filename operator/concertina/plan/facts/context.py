@@ -24,16 +24,19 @@ class JobContext:
     now: float
     """Time of this pass in Unix seconds. All times of this class are in Unix seconds."""
     lending: Lending = NO_QUEUE
-    """Kueue quota that the job may use. `spec` asks for no more replicas than the quota allows."""
+    """Kueue quota that the job may use. `spec` requests no more replicas than this quota allows."""
 
     @cached
     def wanted_spec(self) -> JobSpec:
-        """Spec as the user wrote it. In `spec`, `replicas` is lowered to what the job's Kueue queue allows."""
+        """Spec as the user wrote it.
+
+        In the field `spec`, `replicas` is lowered to the number that the Kueue queue allows.
+        """
         return self.observed.job.spec or self.spec
 
     @property
     def stopped_by_queue(self) -> bool:
-        """Return whether the job must have no pods, only because its Kueue queue gives it no quota."""
+        """Return whether the job must have no pods for the single reason that its Kueue queue gives it no quota."""
         return self.lending.stops and not self.wanted_spec.suspend and not self.observed.job.deleting
 
     @property
@@ -59,7 +62,7 @@ class JobContext:
 
     @cached
     def round(self) -> Round:
-        """Facts about the current round, and about the round that is being formed."""
+        """Facts about the current round, and about the next round while the operator is forming it."""
         return Round(self.observed)
 
     @cached
@@ -89,10 +92,10 @@ class JobContext:
         return self.observed.nodes.get(pod.node, UNKNOWN_NODE)
 
     def node_of(self, replica: str) -> str:
-        """Return the name of the replica's node.
+        """Return the name of the node on which the replica runs.
 
-        If the replica's pod is gone, the name comes from the list of members in the job's status. The result is empty
-        if that list does not contain the replica.
+        If the replica's pod no longer exists, the name comes from the list of members in the job's status. The result
+        is empty if that list does not contain the replica.
         """
         pod, member = self.replicas.pods.get(replica), self.round.members.get(replica)
         return pod.node if pod else member.node if member else ""
@@ -101,15 +104,15 @@ class JobContext:
         return self.observed.agents.get(replica, UNKNOWN_AGENT)
 
     def is_due(self, call: Call | None) -> bool:
-        """Return whether the operator should make a call now.
+        """Return whether the operator should send a call now. `call` is the recorded call of this kind, or None.
 
-        A call is due if it was not made yet, or if it failed at least RETRY seconds ago.
+        A call is due if it has not been sent yet, or if it failed at least RETRY seconds ago.
         """
         return call is None or (call.failed_at is not None and self.now - call.failed_at >= RETRY)
 
     @cached
     def avoided(self) -> frozenset[str]:
-        """Nodes on which new pods should not be placed for now."""
+        """Nodes that new pods currently avoid."""
         nodes = self.status.avoided_nodes
         return frozenset(entry.node for entry in nodes if unix_seconds(entry.until) > self.now)
 

@@ -59,7 +59,7 @@ PLANNED = frozenset(
         Reason.RESUMED,
     }
 )
-"""Reasons of claims that are planned changes rather than answers to a failure."""
+"""Reasons of claims (decisions to begin a round) that are planned changes and not responses to a failure."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class RoundTrigger:
 
     @property
     def sentence(self) -> str:
-        """The message of this reason, cut to the length that a status may hold."""
+        """The message of this reason, cut to the maximum length of a message in the status."""
         return self.message[:1000]
 
 
@@ -127,7 +127,7 @@ class Phase(enum.Enum):
 
 
 class Pods(enum.Enum):
-    """Ways in which a decision handles the job's pods, such as keeping or deleting them."""
+    """What a policy's decision requires for the job's pods, such as to keep or delete them."""
 
     WANTED = "wanted"
     """Create the pods that the spec asks for, and replace dead ones. The details depend on `spec.launcher`."""
@@ -151,31 +151,33 @@ class Decision:
     restart: Restart | None = None
     """Failure that this decision responds to."""
     last_failure: LastFailure | None = None
-    """That failure with the error and log lines that the failed replica reported."""
+    """The failure in `restart`, with the error and log lines that the failed replica reported."""
     replayed: int = 0
-    """Number of steps that will be trained again."""
+    """Number of steps that will be trained again because of this decision."""
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     recheck: float | None = None
-    """Seconds after which the decision may change although nothing happens."""
+    """Seconds after which the decision may change even without an event; None if only an event can change it."""
     pods: Pods = Pods.WANTED
     requeue_state: RequeueState | None = None
-    """New state of a job that releases its pods so that other jobs can start; None if the job does not do so."""
+    """New turn state of a job that deletes its pods so that other jobs can start; None if the job does not do so."""
     stalled: str = ""
-    """Reason why a person must act.
+    """Reason why a person must act, in CamelCase; empty if nobody must act.
 
-    The reason of the condition Degraded if training continues (`goes_on`), and of the condition Stalled otherwise.
+    It becomes the reason of the condition Degraded if training continues (`goes_on`), and of the condition Stalled
+    otherwise.
     """
     stalled_message: str = ""
     goes_on: bool = False
     """True if training continues although `stalled` names a problem."""
     watch_all: bool = False
-    """Whether to open streams to all live replicas.
+    """Whether to open report streams to the agents of all live replicas.
 
-    Otherwise the operator opens streams to the coordinator and to replicas outside of the round only.
+    Otherwise the operator opens streams only to the coordinator (the agent of rank 0) and to replicas outside of the
+    round.
     """
     unchanged: bool = False
-    """True if the message is that of the status, which names faulty hardware and stragglers already."""
+    """True if the decision's message comes from the status, which already names faulty hardware and stragglers."""
 
 
 def stalled(reason: str, message: str, pods: Pods) -> Decision:

@@ -40,7 +40,7 @@ MECHANISMS: Mapping[Gang, _Mechanism] = {
     ),
 }
 MUTABLE = frozenset({GangApi.POD_GROUP, GangApi.VOLCANO, GangApi.COSCHEDULING})
-"""APIs that allow a change of an existing pod group's minimum."""
+"""APIs with pod groups whose minimum number of pods can be changed."""
 BY_SCHEDULER: Mapping[str, Gang] = {
     "default-scheduler": Gang.POD_GROUP,
     "volcano": Gang.VOLCANO,
@@ -57,8 +57,8 @@ The API server may serve an alpha API while the feature gate of the scheduler is
 def mark(ctx: JobContext) -> GangMark | None:
     """Return the new value of `status.gang`: the gang mechanism that was chosen for the job, and its pod group.
 
-    The result is None if the job asks for no gang mechanism. It is also None while the operator does not know which
-    APIs the API server serves.
+    The result is None if the job requests no gang mechanism, and while the operator does not know which APIs the API
+    server serves.
     """
     if ctx.spec.scheduling.gang is None:
         return None
@@ -106,9 +106,9 @@ def _chosen(ctx: JobContext, served: frozenset[GangApi]) -> GangMark | None:
 
 
 def _served(mechanism: Gang | None, served: frozenset[GangApi]) -> tuple[GangApi, ...]:
-    """Return the APIs to use for a gang mechanism; empty if the API server does not serve the APIs that it needs.
+    """Return the APIs to use for a gang mechanism; empty if the API server does not serve the APIs that are needed.
 
-    A mechanism has alternative sets of APIs. The result is the first set of which `served` contains every API.
+    A mechanism has alternative sets of APIs. The result is the first set whose APIs are all in `served`.
     """
     alternatives = MECHANISMS[mechanism].alternatives if mechanism else ()
     return next((apis for apis in alternatives if served.issuperset(apis)), ())
@@ -194,7 +194,7 @@ def scheduled_together(status: JobStatus, pods: Iterable[PodView]) -> bool:
 
 
 def ignored_groups(status: JobStatus, pods: Iterable[PodView]) -> tuple[str, ...]:
-    """Return the replicas whose pods lost their reference to the pod group when they were created.
+    """Return the replicas whose pods have no reference to the pod group because the API server dropped it.
 
     The API server drops this field from new pods while its feature gate is off.
     """

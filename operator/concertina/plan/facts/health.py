@@ -28,12 +28,12 @@ class Life(enum.Enum):
     ALIVE = enum.auto()
     """The replica is alive, or there is no evidence against it."""
     SILENT = enum.auto()
-    """The replica may be dead.
+    """The replica may be dead: its report stream has been broken for longer than a reconnect takes.
 
-    Its stream has been broken for longer than a reconnect takes, and there is no other evidence.
+    There is no other evidence.
     """
     DEAD = enum.auto()
-    """The replica is lost. Its workers and their state do not return."""
+    """The replica is lost, with its workers and their state."""
 
 
 class EvidenceSource(enum.Enum):
@@ -63,7 +63,7 @@ class HealthVerdict:
     age: float | None = None
     """Seconds since the replica fell silent; None if the evidence is not silence."""
     waits: bool = False
-    """True if the silent replica is due to be given up, but is not in `JobObservation.given_up` yet."""
+    """True if the silent replica may count as dead, but `JobObservation.given_up` does not contain its pod yet."""
 
     @property
     def dead(self) -> bool:
@@ -144,9 +144,9 @@ class Health:
 
     @cached
     def _since_planned_claim(self) -> float:
-        """Seconds since the last planned claim (decision to begin a round); infinity if the last claim was not planned.
+        """Seconds since the newest claim (decision to begin a round), if it was planned; otherwise infinity.
 
-        A claim is planned if nothing had failed when the operator made it. A member that only the operator could not
+        A claim is planned if nothing had failed when the operator made it. A member that only this operator could not
         reach was therefore alive at that time (decision "Silence alone does not count as a failure").
         """
         claim = self.round.claim
@@ -155,7 +155,7 @@ class Health:
         return since(unix_seconds(claim.at), self.now)
 
     def _is_in_good_standing(self, replica: str) -> bool:
-        """Return whether the replica is a member of the committed round and shows no sign of a failure.
+        """Return whether the replica is a member of the committed round and has not failed, as far as is known.
 
         A round is committed once the operator has chosen its members.
         """

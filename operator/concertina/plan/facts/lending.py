@@ -37,24 +37,24 @@ class Lending:
     size: Size | None = None
     """Number of replicas that the job may have; None if no queue limits the job, or if the job has ended."""
     room: Mapping[PodSet, int] = field(default_factory=dict)
-    """Number of pods that may be created now, by pod set."""
+    """Number of further pods that may be created now, by pod set."""
     lender: tuple[str, int] = ("", 0)
-    """Name of the Workload whose quota the pods use, and its total number of pods.
+    """Name of the Workload whose quota the pods use, and the Workload's total number of pods.
 
-    A pod is created only while the Workload still has this name and number.
+    The operator creates a pod only while both values are unchanged.
     """
     changes: Mapping[PodSet, PodChanges] = field(default_factory=dict)
     """Changes that Kueue's admission makes to the pods, by pod set."""
     cluster_queue: str = ""
     reason: str = ""
-    """Reason why the job has fewer replicas than it asks for, in CamelCase; empty if the job has all of them."""
+    """Reason why the job has fewer replicas than it requests, in CamelCase; empty if the job has all of them."""
     message: str = ""
-    """The reason why the job has fewer replicas than it asks for, as a sentence."""
+    """Reason why the job has fewer replicas than it requests, as a sentence."""
     stalled: bool = False
     """True if a person must act before the job gets quota."""
     writes: tuple[Action, ...] = ()
     recheck: float | None = None
-    """Seconds after which the quota may change although nothing happens."""
+    """Seconds after which the quota may change even without an event; None if only an event can change it."""
 
     @property
     def limits(self) -> bool:

@@ -1,7 +1,7 @@
-"""Notices: signs that a replica will be terminated, with the time left and the urgency.
+"""Notices: signs that a replica will be terminated, each with the time left and its urgency.
 
-An urgent notice makes the replica leave the round at the next step on which all ranks agree, and no later round
-includes the replica. A notice is urgent in these cases:
+A replica with an urgent notice leaves the round at the next step on which all ranks agree, and is in no later round. A
+notice is urgent in these cases:
   - The pod is being deleted or disrupted.
   - A taint announces the end of the node.
   - The agent received a SIGTERM.
@@ -27,7 +27,7 @@ class PodNotice:
     message: str
     """Reason of the notice, as words that follow 'replica x'."""
     left: float
-    """Seconds in which the replica can still leave the round, as far as known."""
+    """Seconds that the replica still has to leave the round, as far as the operator knows."""
     urgent: bool = True
 
 

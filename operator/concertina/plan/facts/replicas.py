@@ -1,4 +1,4 @@
-"""The job's replicas: which ones are alive, which ones will leave, and which ones the spec asks for."""
+"""The job's replicas: those that are alive, those that will be terminated, and those that the spec requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from concertina.plan.observed import Call, JobObservation, PodPhase, PodView
 from concertina_protocol import FailureReason, Prepared
 
 RECREATE_POD = "RecreatePod"
-"""Action of an entry in `status.restarts` (`escalation`) that gives a pod up and creates a new one."""
+"""Action in an entry of `status.restarts` (`escalation`) with which the operator replaces a pod by a new one."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Replicas:
     recent: tuple[Restart, ...]
     """Restarts within `failurePolicy.windowSeconds`."""
     avoided: frozenset[str]
-    """Nodes on which new pods should not be placed for now."""
+    """Nodes that new pods currently avoid."""
 
     @cached
     def pods(self) -> Mapping[str, PodView]:
@@ -44,9 +44,9 @@ class Replicas:
 
     @cached
     def dead(self) -> Mapping[str, str]:
-        """Pods that are lost or count as lost, each with the reason as a clause that follows 'replica x'.
+        """Pods that are dead or count as dead, each with the reason as a clause that follows 'replica x'.
 
-        A pod can count as lost because its agent has been silent for a long time.
+        A pod can count as dead because its agent has been silent for a long time.
         """
         return {pod.name: why for pod in self.observed.pods if (why := self._why_dead(pod))}
 
@@ -67,9 +67,10 @@ class Replicas:
 
     @cached
     def silent(self) -> tuple[str, ...]:
-        """Uids of pods whose agent is silent, without another sign of failure. The longest silence comes first.
+        """Uids of pods whose agents are silent, without another sign of failure.
 
-        The operator treats these pods as lost because of their silence, or will do so if the silence continues.
+        The pod that is silent longest comes first. The operator treats these pods as dead now, or will do so if they
+        stay silent.
         """
         ages = {}
         for pod in self.observed.pods:
@@ -81,7 +82,7 @@ class Replicas:
 
     @cached
     def of_another_template(self) -> frozenset[str]:
-        """Names of pods that were created from another pod template than the one that the job has now."""
+        """Names of pods that were created from an older pod template than the job's present one."""
         current_hash = self.observed.job.template_hash
         pods = (pod for pod in self.observed.pods if current_hash and not pod.deleting)
         return frozenset(pod.name for pod in pods if pod.template_hash not in ("", current_hash))
@@ -102,7 +103,7 @@ class Replicas:
 
     @cached
     def ready(self) -> frozenset[str]:
-        """Live replicas that can join a round: their agent is connected and reports that it can start workers."""
+        """Live replicas that can join a round: their agents are connected and report that they can start workers."""
         views = ((name, self.observed.agent(name)) for name in self.live)
         return frozenset(name for name, view in views if view.connected and view.report and view.report.ready)
 
@@ -152,10 +153,10 @@ class Replicas:
 
     @cached
     def pod_by_index(self) -> Mapping[int, str]:
-        """Pods that may be in the next round, keyed by replica index.
+        """Pods that may be in the next round, keyed by replica index. There is one pod for each index.
 
-        For each index, the result has the pod of the present member if the member can stay. Otherwise, it has the
-        newest pod of the index. A pod on a cordoned node is used until another pod of the index is ready.
+        This is the pod of the present member of that index, if the member can stay. Otherwise, it is the newest pod of
+        the index. A pod on a cordoned node is used until another pod of the index is ready.
         """
         by_index: dict[int, list[str]] = {}
         for name, pod in self.live.items():
@@ -169,9 +170,9 @@ class Replicas:
 
     @cached
     def wanted_indexes(self) -> frozenset[int]:
-        """Indexes of the replicas that the spec asks for, including standby replicas.
+        """Indexes of the replicas that the spec requests, including standby replicas.
 
-        Indexes of members come first, then indexes of other live pods, then the lowest free indexes.
+        The operator chooses indexes of members first, then indexes of other live pods, then the lowest free indexes.
         """
         wanted_count = sizes.most(self.spec) + self.spec.standby_replicas
         live = {pod.index: name for name, pod in self.live.items() if pod.index is not None}
@@ -187,9 +188,9 @@ class Replicas:
 
     @cached
     def standby(self) -> tuple[str, ...]:
-        """Live replicas that the spec asks for beyond the size of a full round.
+        """Live replicas that the spec requests in addition to a full round.
 
-        After a failure, the next round includes one of these replicas in place of the lost one (decision "Standby
+        After a failure, the next round includes one of these replicas in place of the lost replica (decision "Standby
         replicas are ordinary candidates").
         """
         if not self.spec.standby_replicas:
@@ -205,8 +206,8 @@ class Replicas:
         """Replicas that may be in the next round, in order of replica index.
 
         Candidates are all members that are not known to be lost, and all replicas that are ready. While the members'
-        pods have an outdated pod template, only members are candidates. A lost member is no candidate if enough other
-        candidates, with at least one member, remain.
+        pods have an outdated pod template, only members are candidates. A member that seems lost is left out if enough
+        other candidates, with at least one member, remain.
         """
         may_join = self.round.members.keys().isdisjoint(self.of_another_template)
         names = tuple(
@@ -224,8 +225,8 @@ class Replicas:
     def coming_back(self) -> frozenset[str]:
         """Members whose agents were restarted and are still importing PyTorch.
 
-        The next round starts without these members if another member remains. If no other member remains, the result is
-        empty, so that the round waits for all of them.
+        The next round starts without these members if any other member remains. If none remains, the result is empty,
+        so that the round waits for all members.
         """
         members = {name: member for name, member in self.round.members.items() if name in self.pods}
         restarted, any_stays = set(), False
@@ -239,10 +240,7 @@ class Replicas:
 
     @cached
     def suspects(self) -> frozenset[str]:
-        """Members to which the operator opens a stream of its own, because the coordinator may have lost them.
-
-        The coordinator is the agent of rank 0.
-        """
+        """Members that the coordinator (the agent of rank 0) may have lost. The operator opens streams to them."""
         states = self.round.member_states
         silent = frozenset(name for name in self.round.members if name in states and states[name].silent)
         return silent | self._left_out
@@ -251,8 +249,8 @@ class Replicas:
     def lost_members(self) -> frozenset[str]:
         """Members that answer neither the coordinator nor this operator (decision "Two observers of a silent member").
 
-        If one of the two can reach the member, the operator asks it to join the next round, because it may hold the
-        newest state.
+        If one of the two observers can reach a member, the operator asks that member to join the next round, because
+        the member may have the newest state.
 
         The coordinator is the agent of rank 0.
         """
@@ -264,12 +262,10 @@ class Replicas:
 
     @cached
     def _left_out(self) -> frozenset[str]:
-        """Members that this operator has left out of its Prepare calls for the round that is being formed.
+        """Members of the last round to which this operator has sent no Prepare call for the round that is being formed.
 
-        A Prepare call asks a replica to join the round. Once the coordinator has prepared for the round, it no longer
-        reports which members it has lost. The missing calls then show this.
-
-        The coordinator is the agent of rank 0.
+        A Prepare call asks a replica to join the round. Once the coordinator (the agent of rank 0) has prepared for the
+        new round, it no longer reports which members it has lost. The missing calls then show this.
         """
         claim = self.round.claim
         if claim is None or claim.committed:
@@ -325,10 +321,10 @@ class Replicas:
 
     @cached
     def uninformed(self) -> frozenset[str]:
-        """Replicas that answered their Prepare call before other candidates for the round were added.
+        """Replicas that answered their Prepare call before the operator added other candidates for the round.
 
-        A Prepare call asks a replica to join the round, and lists the other candidates. Such an answer does not say
-        whether the replica can reach candidates that were added later.
+        A Prepare call asks a replica to join the round, and lists the other candidates. Such an early answer does not
+        say whether the replica can reach the candidates that were added later.
         """
         lists = {id(call.candidates): call.candidates for call in self.asked.values()}  # most calls share the same list
         complete = {

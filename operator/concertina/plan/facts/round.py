@@ -32,16 +32,16 @@ class Round:
 
     @cached
     def claim(self) -> Claim | None:
-        """Newest claim (decision to begin a round): of the round that is being formed, or else of the current round."""
+        """Newest claim (decision to begin a round): of the round that is being formed, otherwise of the current one."""
         return self.world.claim or self._asked_first_claim
 
     @property
     def first_claim(self) -> Claim | None:
         """Claim (decision to begin a round) of the job's first round; None if the job's first status has no id for it.
 
-        The operator writes only the id of the claim to the job's first status. The operator can therefore call the
-        replicas at once. It needs no second status write before it commits the round (decision "The first status holds
-        the first claim").
+        The job's first status contains only the id of the claim. The operator can therefore call the replicas at once,
+        and needs no second status write before it commits the round (decision "The first status holds the first
+        claim").
         """
         claim_id = self.observed.job.status.internal.first_claim
         if not claim_id:
@@ -50,11 +50,10 @@ class Round:
 
     @property
     def _asked_first_claim(self) -> Claim | None:
-        """Claim of the first round, with the time of its first Prepare call; None if this operator made no such call.
+        """Claim (decision to begin a round) of the first round, with the time of its first call; None without a call.
 
-        The status does not contain this claim (the decision to begin the round) before the round is committed.
-
-        The message Prepare asks a replica to join the next round.
+        The call is a Prepare call of this operator, which asks a replica to join the next round. The status does not
+        contain this claim before the round is committed.
         """
         claim = self.first_claim
         if claim is None:
@@ -78,10 +77,10 @@ class Round:
 
     @property
     def disbanded(self) -> bool:
-        """True if there is no current round, and the operator is not forming one.
+        """True if there is no current round and the operator is not forming one.
 
-        This is so before the first round, and after the operator has ended a round without beginning a new one. The
-        list of members alone does not show this, because rounds of torchrun list no members.
+        This is the case before the first round, and after the operator has ended a round without beginning a new one.
+        The list of members alone does not show this, because rounds of torchrun list no members.
         """
         claim, world = self.claim, self.world
         if world.members:
@@ -112,7 +111,7 @@ class Round:
 
     @cached
     def member_states(self) -> Mapping[str, protocol.MemberState]:
-        """States of the members of the current round in the coordinator's last report, keyed by replica.
+        """States of the current round's members in the coordinator's last report, keyed by replica.
 
         The coordinator is the agent of rank 0. Unlike `report`, the states are still known while the operator forms the
         next round, until the coordinator has prepared for that round.
@@ -130,9 +129,9 @@ class Round:
 
     @cached
     def unacknowledged(self) -> tuple[tuple[str, Call], ...]:
-        """Members that have not accepted their Assign call (which gives them a rank) yet, each with that call.
+        """Members that have not accepted their Assign call (which gives them a rank) yet, each with this call.
 
-        Only calls that this operator process has sent count.
+        Only calls that this operator process has sent are included.
         """
         if not self.committed or self.claim is None:
             return ()
@@ -147,8 +146,8 @@ class Round:
     def step(self) -> int:
         """Number of training steps that the workers have reported as finished.
 
-        If a script reports no steps, concertina counts its optimizer steps. These are left out, because the count of
-        each process begins at 0.
+        For a script that reports no steps, concertina counts the optimizer's steps. Those are not used here, because
+        the count of each worker process begins at 0.
         """
         progress = self.observed.job.status.progress
         reported_step = progress.step if progress and not progress.optimizer else 0

@@ -1,6 +1,6 @@
-"""Choose the replicas of a round: the valid sizes, and the largest set of replicas that can all reach each other.
+"""Choice of the replicas of a round: the valid sizes, and the largest set of replicas that reach each other.
 
-A valid size is a whole number of blocks between the minimum and the maximum that the spec asks for. A block is the
+A valid size is a whole number of blocks between the minimum and the maximum that the spec requests. A block is the
 smallest number of replicas that the parallel layout needs.
 
 A round is a period in which a fixed set of replicas trains.
@@ -70,9 +70,9 @@ def _without_cut_links(
     """Return a large set of replicas in which each can reach all others.
 
     The function begins with the largest island (replicas that reach each other directly or through others). It
-    repeatedly drops the replica with the most missing links; of several such replicas, it drops the last one. This is
-    an approximation, because the exact problem is NP-hard. Most network partitions are clean cuts, in which each side
-    is an island.
+    repeatedly drops the replica that can't reach the most others; of several such replicas, the last one. This is an
+    approximation, because the exact problem is NP-hard. Most network partitions are clean cuts, in which each side is
+    an island.
     """
     cut: dict[str, list[str]] = {name: [] for name in seniority}
     for name, unreachable_names in _unreachable(replies).items():
@@ -121,10 +121,10 @@ def _largest_island(
 
 
 def _unreachable(replies: Mapping[str, Prepared]) -> dict[str, frozenset[str]]:
-    """Return the replicas that each replica can't reach, from the replicas' replies.
+    """Return the replicas that each replica can't reach, according to the replies to the Prepare calls.
 
-    Most replies have the same list of reachable replicas. The function compares each list with the previous one, which
-    is faster than hashing each list.
+    Most replies contain the same list of reachable replicas. The function compares each list with the previous list,
+    which is faster than to hash each list.
     """
     everybody, unreachable = frozenset(replies), {}
     last: tuple[str, ...] = ()

@@ -1,14 +1,14 @@
-"""Make jobs that wait for resources release those that they occupy, so that waiting jobs do not block each other.
+"""Turns of the jobs that wait for resources, so that the jobs do not block each other with pods that can't start alone.
 
 A job waits for resources if fewer of its pods have a node than the job needs. Waiting jobs take turns (`line`). In its
 turn, a job keeps its pods, and the other jobs delete their pods after PATIENCE seconds. A job that has deleted its pods
-creates new ones when its turn comes, or when no other job waits. A turn ends after TURN_TIMEOUT if the job does not
-start. A job without placed pods does not delete its pending pods. Pending pods get nodes as soon as nodes have free
+creates new ones when its turn comes, or when no other job waits. A turn ends after TURN_TIMEOUT seconds if the job does
+not start. A job whose pods have no nodes does not delete them: pending pods get nodes as soon as nodes have free
 resources, and a cluster autoscaler sees such pods.
 
 Some jobs could not start even with more resources (`hindrance`). Such a job deletes its pods, so that other jobs can
-use the resources. A job does not delete its pods while no other job waits, or if the pods hold the only copy of the
-job's state. The operator records turns and releases in `status.internal.requeueState`.
+use the resources. A job does not delete its pods while no other job waits, or if the pods have the only copy of the
+job's state. The operator records turns and deletions in `status.internal.requeueState`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from concertina.plan.recovery import causes
 from concertina.plan.rounds import claims
 
 PATIENCE = 20.0
-"""Seconds for which a job may occupy resources that it can't use while another job has its turn."""
+"""Seconds for which a job may keep pods that wait for further pods while another job has its turn."""
 TURN_TIMEOUT = 120.0
-"""Seconds that a job has to start when it is its turn."""
+"""Seconds within which a job must start when it has its turn."""
 
 
 def by_quota(refused: CreateRefusal | None) -> bool:
     """Return whether a resource quota refused the creation of a pod.
 
-    Among all causes of refusal, only a used-up quota can end because other jobs release resources.
+    Of all causes of a refusal, only a used-up quota can disappear because other jobs delete their pods.
     """
     return refused is not None and refused.kind is Refusal.QUOTA
 
@@ -62,9 +62,9 @@ def release(ctx: JobContext) -> Decision | None:
 
 
 def seconds_left(ctx: JobContext) -> float:
-    """Return the seconds until the job must let other jobs start first; 0 if nothing limits the time.
+    """Return the seconds until a waiting job must let other jobs start first; 0 if there is no such limit.
 
-    A job that waits for resources must do so when its turn ends, or when it must release its pods for another job.
+    A job that waits for resources must do so when its turn ends, or when it must delete its pods for another job.
     """
     queue_place, waiting_job = ctx.observed.place, _waiting_job(ctx)
     if waiting_job is None or queue_place is None or ctx.status.internal.requeue_state.since:
@@ -74,7 +74,7 @@ def seconds_left(ctx: JobContext) -> float:
 
 
 def next_status(ctx: JobContext, decision: Decision) -> RequeueState:
-    """Return the new value of `status.internal.requeueState`: the job's turn, and whether its pods were released.
+    """Return the new value of `status.internal.requeueState`: the job's turn, and whether its pods were deleted.
 
     The value is reset when the job gets a round with members, and when the job trains.
     """
@@ -177,13 +177,14 @@ def _without_pods(requeue_state: RequeueState) -> Decision:
 def hindrance(
     least: int, pods: Collection[PodView], nodes: Mapping[str, NodeView] | None, fits_quota: int | None
 ) -> BlockedBy | None:
-    """Return why more resources would not help a waiting job; None if they would help.
+    """Return the reason why more resources would not help a waiting job; None if they would help.
 
     Args:
         least: Number of pods that the job needs.
         pods: Pods of the job.
         nodes: Nodes, keyed by name; None if the operator does not watch nodes.
-        fits_quota: Number of the job's pods that fit the resource quota that refused a pod; None if no quota did.
+        fits_quota: Number of the job's pods that the resource quota allows in total, if a quota refused a pod;
+            otherwise None.
     """
     alive = [pod for pod in pods if not pod.deleting and pod.phase in (PodPhase.PENDING, PodPhase.RUNNING)]
     if _excluded(alive):
@@ -196,10 +197,10 @@ def hindrance(
 
 
 def _excluded(alive: Collection[PodView]) -> bool:
-    """Return whether the scheduler reports that no node can ever take one of the job's waiting pods.
+    """Return whether the scheduler reports for one of the job's waiting pods that no node can ever take the pod.
 
-    The pods of a job are alike, so such a report about one pod applies to all of them. Pods with nodes that the
-    operator makes them avoid are not considered.
+    The pods of a job are alike, so such a report about one pod applies to all of them. Pods are left out if the
+    operator excludes nodes for them.
     """
     return any(pod.excluded and not pod.avoids for pod in alive)
 

@@ -1,10 +1,10 @@
-"""Checkpoints on request: read an annotation, send Save to the coordinator, and write the outcome to the status.
+"""Checkpoints on request: the operator reads an annotation, sends a Save call, and writes the outcome to the status.
 
-A request is an annotation because GitOps tools overwrite fields of the spec, but leave annotations alone (decision
+A request is an annotation because GitOps tools overwrite fields of the spec, but leave annotations unchanged (decision
 "checkpoint create sets an annotation").
 
-When the operator first sees a request, it records the step in progress. Any later durable checkpoint fulfils the
-request. If the round ends before that, the operator asks the coordinator of the next round again.
+When the operator first reads a request, it records the job's current step. Any later durable checkpoint fulfils the
+request. If the round ends before that, the operator sends the Save call to the coordinator of the next round.
 
 The coordinator is the agent of rank 0. A round is a period in which a fixed set of replicas trains.
 """

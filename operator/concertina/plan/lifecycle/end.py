@@ -57,7 +57,7 @@ def succeeded(ctx: JobContext) -> Decision | None:
 
 
 def _without(ctx: JobContext) -> str:
-    """Return the part of the message that names the replicas without which the job has completed, if there are any.
+    """Return the part of the message on replicas that were missing when the job completed; empty if none were.
 
     Without this part, a bug that ends only one rank would stay unnoticed, because the other ranks complete the job.
     """
@@ -72,7 +72,7 @@ def _without(ctx: JobContext) -> str:
 
 
 def _stop_reason(ctx: JobContext) -> str:
-    """Return the trainer's sentence about why it has ended early, or an empty string if it had all its steps."""
+    """Return the trainer's sentence on why it ended before its last step; empty if it trained all its steps."""
     reported = ctx.round.report.progress if ctx.round.report else None
     step = reported.step if reported else ctx.status.progress.step if ctx.status.progress else 0
     if ctx.spec.trainer is not None and step >= ctx.spec.trainer.last_step:
@@ -105,7 +105,7 @@ def complete_in_storage(ctx: JobContext) -> Decision | None:
 
 
 def permanent_failure(ctx: JobContext) -> Decision | None:
-    """End the job after a failure that a new round can't fix."""
+    """Fail the job after a failure that a new round can't fix."""
     report = ctx.round.report
     reported = next((failure for failure in report.failures if failure.permanent), None) if report else None
     if reported is None:

@@ -15,7 +15,7 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.observed import EvaluationJobView, JobView
 
 LOOK_SECONDS = 10.0
-"""Seconds between two looks at the Jobs of a TrainingJob while some of them have not ended."""
+"""Seconds between two lists of the Jobs of a TrainingJob while some of them have not ended."""
 LONGEST_NAME = 63
 """Maximum length of a Job's name, which becomes the value of a label of its pods."""
 UNFINISHED = (EvaluationJobState.PENDING, EvaluationJobState.RUNNING)
@@ -23,9 +23,9 @@ DELETED = "the Job was deleted before its end"
 
 
 def job_name(job: JobView, checkpoint: CheckpointMark) -> str:
-    """Return the name of the Job for a checkpoint.
+    """Return the name of the Job that evaluates a checkpoint.
 
-    It contains a part of the TrainingJob's uid, because a TrainingJob of the same name may have existed before.
+    The name contains a part of the TrainingJob's uid, because a TrainingJob of the same name may have existed before.
     """
     suffix = f"-{job.uid[:8]}-{checkpoint.round}-{checkpoint.step}"
     return job.name[: LONGEST_NAME - len(suffix)].rstrip("-.") + suffix
@@ -57,7 +57,7 @@ def marks(ctx: JobContext, newest: CheckpointMark | None) -> tuple[EvaluationJob
 
 
 def _seen(mark: EvaluationJobMark, view: EvaluationJobView | None) -> EvaluationJobMark:
-    """Return an entry of `status.evaluationJobs`, updated with the state in which the operator last saw the Job."""
+    """Return an entry of `status.evaluationJobs`, updated with the last known state of the Job."""
     if mark.state not in UNFINISHED:
         return mark
     if view is None:
@@ -69,7 +69,10 @@ def _seen(mark: EvaluationJobMark, view: EvaluationJobView | None) -> Evaluation
 
 
 def actions(ctx: JobContext, status: JobStatus) -> tuple[Action, ...]:
-    """Return the Jobs to create and to delete. `status` is the status after this pass."""
+    """Return the actions that create and delete Jobs of `spec.evaluationJob`.
+
+    `status` is the status after this pass.
+    """
     spec, jobs = ctx.spec.evaluation_job, ctx.observed.evaluation_jobs
     if spec is None or jobs is None or ctx.observed.job.deleting:
         return ()
@@ -84,7 +87,7 @@ def actions(ctx: JobContext, status: JobStatus) -> tuple[Action, ...]:
 
 
 def seconds_left(ctx: JobContext, status: JobStatus) -> float | None:
-    """Return the seconds until the operator looks at the Jobs again; None if all have ended."""
+    """Return the seconds until the operator lists the Jobs again; None if all Jobs have ended."""
     if ctx.spec.evaluation_job is None:
         return None
     unfinished = any(mark.state in UNFINISHED for mark in status.evaluation_jobs)
@@ -92,7 +95,7 @@ def seconds_left(ctx: JobContext, status: JobStatus) -> float | None:
 
 
 def may_be_unfinished(ctx: JobContext) -> bool:
-    """Return whether a Job for a checkpoint may not have ended, or may still have to be created."""
+    """Return whether a Job that evaluates a checkpoint may still run or may still have to be created."""
     if ctx.spec.evaluation_job is None:
         return False
     current = marks(ctx, ctx.status.last_checkpoint)

@@ -39,7 +39,7 @@ class Waiting:
     namespace: str
     name: str
     priority: int
-    """Priority of the job's pods."""
+    """Priority of the job's pods. Jobs with a higher priority have their turns first."""
     trained: bool
     """True if the job has trained before and now waits for a replacement replica."""
     created: float
@@ -48,7 +48,7 @@ class Waiting:
     held: int
     """Number of the job's pods that have a node."""
     away: bool
-    """True if the job has released its pods until its turn comes."""
+    """True if the job has deleted its pods until its turn comes."""
     turn: bool
     """True if the job's status says that it has its turn now."""
     passed: float
@@ -56,7 +56,7 @@ class Waiting:
     passed_fitting: bool
     """True if the resources occupied by all waiting jobs seemed enough for the job when its last turn ended."""
     newest_pod: float = field(compare=False)
-    """Creation time of the job's newest pod in Unix seconds. The job's set of pods has not grown since then."""
+    """Creation time of the job's newest pod in Unix seconds. The job has created no pods since then."""
     requests: Mapping[str, Decimal] = field(default_factory=dict)
     """Resource requests of one pod; empty if unknown."""
     hindrance: BlockedBy | None = None

@@ -13,10 +13,10 @@ from concertina.plan.pods.pod_plan import PodPlan
 
 
 def annotate_queue(ctx: JobContext, decision: Decision) -> Decision:
-    """Change the decision about a job that has no Kueue quota, so that its status names the reason.
+    """Change the decision about a job that has no Kueue quota, so that its status says why.
 
-    Without this change, the job would be reported as suspended. The result reports it as queued, or as returning its
-    quota.
+    Without this change, the status would say that the job is suspended. With it, the status says that the job is
+    queued, or that it is returning its quota.
     """
     lending = ctx.lending
     if not ctx.stopped_by_queue or decision.phase not in (Phase.SUSPENDED, Phase.SUSPENDING):
@@ -29,9 +29,9 @@ def annotate_queue(ctx: JobContext, decision: Decision) -> Decision:
 
 
 def within_quota(ctx: JobContext, pods: PodPlan) -> PodPlan:
-    """Return the pod plan without the pods for which the job has no Kueue quota left.
+    """Return the pod plan, without the creations of pods for which the job has no Kueue quota left.
 
-    Each pod that is still created names the quota that it uses.
+    Each remaining creation names the quota that the new pod uses.
     """
     if not ctx.lending.queue:
         return pods
@@ -50,7 +50,7 @@ def within_quota(ctx: JobContext, pods: PodPlan) -> PodPlan:
 
 
 def _set_for(create: CreatePod | CreateRendezvous, room: dict[PodSet, int]) -> PodSet | None:
-    """Return the pod set in `room` that has quota left for the pod; None if there is no such set."""
+    """Return the first pod set for such a pod that has quota left in `room`; None if there is no such set."""
     sets = (PodSet.RENDEZVOUS,) if isinstance(create, CreateRendezvous) else (PodSet.TRAINER, PodSet.SPARES)
     return next((pod_set for pod_set in sets if room.get(pod_set, 0) > 0), None)
 

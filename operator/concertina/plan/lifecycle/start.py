@@ -24,8 +24,8 @@ def first_round(ctx: JobContext) -> Decision | None:
     """Begin the first round once all requested replicas are ready, or after a delay once enough replicas are ready.
 
     This is the last policy in the table, so it returns a decision for every job without a committed round (one whose
-    members are chosen). Such a job can also be one whose status was written by another program: the status then lists
-    members, but no claim (decision to begin a round).
+    members are chosen). If another program wrote the status, the status can list members without a claim (decision to
+    begin a round); this policy decides about such a job too.
     """
     names = ctx.replicas.candidates
     size, trouble = sizes.fitting(len(names), ctx.spec), _start_trouble(ctx)
@@ -49,8 +49,8 @@ def first_round(ctx: JobContext) -> Decision | None:
 def _look_again(ctx: JobContext) -> float:
     """Return the seconds until the next planning pass of a job that waits for its first round.
 
-    If pods run but their agents do not answer, the delay is short, because an agent that stays silent counts as dead
-    after some time. Otherwise the next pass can only change the job's message. The message first changes if no
+    If pods run but their agents do not answer, the time is short, because an agent that stays silent counts as dead
+    after some time. Otherwise the next pass can only change the job's message. The first such change is due when no
     scheduler has tried to place a pod for some time.
     """
     live = ctx.replicas.live.values()
@@ -128,10 +128,10 @@ MASTER_KEY_REMEDY = (
 
 
 def master_key(ctx: JobContext) -> str:
-    """Return `status.masterKey`: the id of the master key from which the certificates of the job's agents derive.
+    """Return the new value of `status.masterKey`: the id of the key from which the job's agents' certificates derive.
 
     A job without pods gets the operator's key for new jobs. If the value is missing in the status, the operator sets it
-    again once an agent answers, because an answer proves that the agent uses the same key.
+    again once an agent answers, because an answer proves that the agent uses the operator's key.
     """
     if ctx.status.master_key or ctx.spec.launcher is Launcher.TORCHRUN:
         return ctx.status.master_key

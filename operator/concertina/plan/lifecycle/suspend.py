@@ -1,4 +1,4 @@
-"""Suspension (`spec.suspend`): drain the round, save its state, then delete the job's pods.
+"""Suspension (`spec.suspend`): drain the round, save the round's state, then delete the job's pods.
 
 The operator does the same in two more cases. In the first case, a job was resumed with another pod template while it
 still had old pods. In the second case, a job was deleted but still exists, because another tool's finalizer keeps it
@@ -90,13 +90,11 @@ def _is_over(ctx: JobContext) -> bool:
 
 
 def _is_saved(ctx: JobContext, report: Report) -> bool:
-    """Return whether a drained round has saved its state, or can't save it any more.
+    """Return whether a drained round has saved its state, or can no longer save it.
 
-    In a drain, all ranks stop after the same step. If a drain began for another reason, for example because new
-    replicas join, the round does not save its state. The operator then asks the coordinator to save it. Reports that
-    arrive soon after this request may still describe the time before the save.
-
-    The coordinator is the agent of rank 0.
+    In a drain, all ranks stop after the same step. A drain for another reason, for example because new replicas join,
+    does not save the state to storage. The operator then asks the coordinator (the agent of rank 0) to save the state.
+    Reports that arrive soon after this request may still describe the time before it.
     """
     if not ctx.saves_durably:
         return True
@@ -108,7 +106,7 @@ def _is_saved(ctx: JobContext, report: Report) -> bool:
 
 
 def _stopped_unsaved(ctx: JobContext, report: Report) -> bool:
-    """Return whether a script stopped without saving any state that is newer than the round's initial state.
+    """Return whether a script stopped without saving state that is newer than the round's initial state.
 
     If the round began with state from the pods' memory, only the pods have that initial state.
     """
@@ -117,7 +115,7 @@ def _stopped_unsaved(ctx: JobContext, report: Report) -> bool:
 
 
 def _in_memory(ctx: JobContext) -> int:
-    """Return the step at which the round began if it began from state in the pods' memory; otherwise 0."""
+    """Return the step at which the round began, if its initial state came from the pods' memory; otherwise 0."""
     base = ctx.world.base
     return base.step if base is not None and base.source == RestoreSource.MEMORY else 0
 
@@ -171,15 +169,15 @@ def _suspended(ctx: JobContext) -> Decision:
 # --- deleted jobs that a finalizer keeps
 
 GARBAGE_COLLECTOR = ("foregroundDeletion", "orphan")
-"""Finalizers of the Kubernetes garbage collector. It either deletes the pods itself or must leave them alone."""
+"""Finalizers of the Kubernetes garbage collector, which either deletes the pods itself or must leave them alone."""
 ORPHAN = "orphan"
 DELETION_REMARK = "the job is being deleted, and it still has a finalizer"
 
 
 def held_by(job: JobView) -> tuple[str, ...]:
-    """Return the finalizers that keep a deleted job in existence, without those of the Kubernetes garbage collector.
+    """Return the finalizers that keep a deleted job in existence, except those of the Kubernetes garbage collector.
 
-    The result is empty if nobody has deleted the job. It is also empty if the deletion orphans the job's pods.
+    The result is empty if the job is not being deleted. It is also empty if the deletion orphans the job's pods.
     """
     if not job.deleting or ORPHAN in job.finalizers:
         return ()
@@ -199,6 +197,6 @@ def annotate_deletion(ctx: JobContext, decision: Decision) -> Decision:
 
 
 def without_new_pods(pods: PodPlan) -> PodPlan:
-    """Return the pod plan without creations, because the pods of a deleted job are not replaced."""
+    """Return the pod plan without the creations of pods, because a job that is being deleted gets no new pods."""
     ends = tuple(action for action in pods.actions if isinstance(action, DeletePod | EndPod))
     return replace(pods, actions=ends, events=(), missing=False)

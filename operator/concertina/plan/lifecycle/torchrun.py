@@ -1,10 +1,10 @@
-"""Policies for `launcher: Torchrun`: torchrun manages membership, the operator keeps the pods and the store running.
+"""Policies for `launcher: Torchrun`: torchrun manages membership, and the operator manages the pods.
 
-A round is one torchrun rendezvous here: a pod that serves the TCPStore, and members that know its address. The operator
+A round is one torchrun rendezvous here: a pod that serves the TCPStore, and members that connect to it. The operator
 replaces members that are killed or lost within the round, and torchrun adds the replacements. A round ends in the cases
 below, and the operator then creates all of its pods anew:
 
-  - The store is lost. All members then end.
+  - The pod with the TCPStore is lost. All members then end.
   - torchrun gives up in one of the members. This closes the rendezvous for all members.
   - A job of fixed size gets another size.
   - One of the round's pods has an outdated pod template.
@@ -33,7 +33,7 @@ from concertina.plan.recovery import escalation, startup
 from concertina.plan.rounds import claims
 
 SIGNALLED = 128
-"""Smallest exit code of a process that a signal killed. Below it, torchrun itself gave up."""
+"""Smallest exit code of a process that a signal killed. With a lower exit code, torchrun itself gave up."""
 
 
 def succeeded(ctx: JobContext) -> Decision | None:
@@ -52,10 +52,10 @@ def succeeded(ctx: JobContext) -> Decision | None:
 
 
 def _members(ctx: JobContext) -> list[PodView]:
-    """Return the pods that are members of the torchrun round.
+    """Return the pods that are members of the current torchrun round.
 
     Pods that are being deleted are included only after a member has succeeded. From then on, the operator does not
-    replace deleted pods, for example after a node drain.
+    replace pods that are deleted, for example in a node drain.
     """
     current = torchrun_pods.members(ctx)
     indexes = {pod.index for pod in current}
@@ -69,7 +69,7 @@ def _members(ctx: JobContext) -> list[PodView]:
 
 
 def next_round(ctx: JobContext) -> Decision | None:
-    """Start a new rendezvous if there is none or the last one is over."""
+    """Start a new rendezvous if there is none or the current one can't continue."""
     if not ctx.world.round:
         return _begun(ctx, RoundTrigger(Reason.FIRST_ROUND, "the first rendezvous"))
     # members are from an earlier round with agents: the launcher has changed

@@ -47,10 +47,9 @@ def _goes(ctx: JobContext, pod: PodView) -> bool:
 
 
 def _filled(ctx: JobContext, index: int) -> bool:
-    """Return whether a live replica that will not be terminated has this index.
+    """Return whether a live replica without a termination notice has this index.
 
-    Another pod of the same index is then not needed. There can be another pod if the termination of the replica was
-    announced and later withdrawn.
+    The index then needs no other pod. Another pod can exist if a termination notice of the replica was withdrawn.
     """
     name = ctx.replicas.pod_by_index.get(index)
     return name is not None and name not in ctx.replicas.notices

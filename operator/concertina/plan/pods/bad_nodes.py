@@ -28,16 +28,16 @@ VERDICTS: Mapping[str, int] = {
     Reason.AGENT_CANNOT_START: 2,
     Reason.NETWORK_PARTITION: 2,
 }
-"""Failures that are evidence against their node even if they also happen on other nodes, each with its weight."""
+"""Failures that are evidence against their node even if they also occur on other nodes, each with its weight."""
 NOT_OF_THE_NODE = frozenset({FailureReason.RESTORE_FAILED, *BAD_INPUTS})
 ENOUGH = 2
-"""Sum of weights at which new pods avoid a node."""
+"""Sum of the weights of a node's failures at which new pods avoid the node."""
 MOST = 32
 LONGEST = 86400.0
 UNSCHEDULABLE = 30.0
-"""Seconds for which a pod finds no node before a job that can't run otherwise uses its bad nodes again."""
+"""Seconds for which a pod must be unschedulable before a job that can't run otherwise uses its bad nodes again."""
 SHORT_HANDED = 180.0
-"""Seconds for which a pod finds no node before a job that runs with too few replicas uses its bad nodes again.
+"""Seconds for which a pod must be unschedulable before a job that runs with too few replicas uses its bad nodes again.
 
 The time is longer than UNSCHEDULABLE, because an autoscaler may be adding a node.
 """
@@ -94,9 +94,10 @@ def _judge(
 
 
 def _weight(entry: Restart, nodes_by_failure: Mapping[tuple[str, str], Collection[str]]) -> int:
-    """Return how much a failure counts as evidence against its node.
+    """Return the weight of a failure as evidence against its node.
 
-    A failure that also occurred on other nodes counts 0, and so does a failure with an external cause.
+    The weight is 0 if the failure also occurred on other nodes, or if its cause is external. Failures in VERDICTS have
+    fixed weights instead.
 
     Args:
         entry: The failure.
@@ -135,10 +136,10 @@ def avoided(ctx: JobContext) -> tuple[str, ...]:
 
 
 def forbidden(ctx: JobContext) -> tuple[str, ...]:
-    """Return the bad nodes that no pod of the job may use.
+    """Return the bad nodes on which no pod of the job may run.
 
     These are the bad nodes that the job does not need even when it runs with all requested replicas. Pods only prefer
-    not to use the other bad nodes.
+    not to run on the other bad nodes.
     """
     return tuple(sorted(avoided(ctx)[: spare(ctx)]))
 
@@ -149,7 +150,7 @@ def spare(ctx: JobContext) -> int:
 
 
 def can_be_left(ctx: JobContext, nodes: Collection[str]) -> frozenset[str]:
-    """Return those of `nodes` that the job can leave, because there are enough other nodes for all replicas.
+    """Return those of `nodes` from which the job can move away, because there are enough other nodes for all replicas.
 
     Nodes that new pods avoid, and nodes with a fault, do not count as other nodes. Otherwise a replica could move
     between such nodes forever.
@@ -161,7 +162,10 @@ def can_be_left(ctx: JobContext, nodes: Collection[str]) -> frozenset[str]:
 
 
 def _needed(ctx: JobContext) -> int:
-    """Return the number of nodes for all requested replicas, if each node runs as many as the fullest one runs now."""
+    """Return the number of nodes needed for all requested replicas.
+
+    Each node is assumed to run as many replicas as the node that runs the most now.
+    """
     replicas: dict[str, int] = {}
     for pod in ctx.replicas.live.values():
         if pod.node:

@@ -1,4 +1,4 @@
-"""Choose the function that plans a job's pods, from the field `pods` of the policy's decision.
+"""Choice of the function that plans a job's pods, by the field `pods` of the policy's decision.
 
 For example, one of these functions deletes all pods.
 """

@@ -50,9 +50,9 @@ NOTICED = 128 + signal.SIGTERM
 No other exit has this code, because an agent does not exit with the exit code of its worker.
 """
 APART = 120.0
-"""Seconds between two failures after which they count as unrelated, even if no step is known to lie between them."""
+"""Seconds between two failures after which they count as unrelated, even if no step was made between them."""
 FREE = 2
-"""Number of failures in a row that cause no delay."""
+"""Number of consecutive failures that cause no delay."""
 LONGEST = 30.0
 
 
@@ -71,7 +71,7 @@ class DelayedPod:
     """The next pod of a replica, whose creation is delayed because earlier pods ended in quick succession."""
 
     left: float
-    """Seconds from now until the pod is due."""
+    """Seconds until the operator may create the pod."""
     sentence: str
     """Reason and total length of the delay. The sentence does not change during the delay."""
 
@@ -122,7 +122,7 @@ def entry_of(ctx: JobContext, pod: PodView) -> Restart:
 
 
 def _has_just_ended(ctx: JobContext, pod: PodView) -> bool:
-    """Return whether this planning pass adds the pod's end to `status.restarts`.
+    """Return whether this planning pass must add an entry for the pod's end to `status.restarts`.
 
     The pod must have ended by itself, and must be the current attempt of its replica index.
     """
@@ -144,7 +144,7 @@ def _delayed(ctx: JobContext, index: int, pods: list[Restart]) -> DelayedPod:
 def _in_a_row(
     failures: Sequence[Restart], before: float, belongs: Callable[[Restart], bool] = lambda entry: True
 ) -> int:
-    """Return how many of the last failures before the time `before` followed each other in quick succession.
+    """Return how many of the last failures before the Unix time `before` followed each other in quick succession.
 
     Args:
         failures: Failures in order of time.
@@ -168,7 +168,7 @@ def _delay(row: int) -> float:
 
 POD_REFUSED = "PodRefused"
 LONGEST_REFUSED = 300.0
-"""Longest delay in seconds after a permanent refusal.
+"""Longest delay in seconds before a pod is created again that the API server refuses permanently.
 
 The delay is limited because a person may fix a policy or webhook.
 """
@@ -211,8 +211,8 @@ def annotate_refusal(ctx: JobContext, decision: Decision) -> Decision:
 def _needs_a_person(refused: CreateRefusal) -> bool:
     """Return whether the API server will refuse the job's pods until a person acts.
 
-    A missing object does not count at first, because it may be created together with the job (a service account, for
-    example). A failing webhook does not count at first either, because it may be down only for a moment.
+    A missing object does not count at first, because somebody may create it together with the job (a service account,
+    for example). A failing webhook does not count at first either, because it may be down only for a moment.
     """
     if refused.kind in (Refusal.MISSING, Refusal.WEBHOOK):
         return refused.at - refused.since >= constants.CREATE_RETRY
@@ -258,9 +258,9 @@ def shortage(ctx: JobContext) -> str:
 
 
 def too_large(ctx: JobContext, pod: PodView) -> str:
-    """Return a sentence if the pod requests more devices or CPUs than any node has, and an empty string otherwise.
+    """Return a sentence if the pod requests more devices or CPUs than any node has; otherwise an empty string.
 
-    The scheduler's message about such a pod does not differ from that about a pod for which no node is free.
+    The scheduler's message is the same as for a pod that would fit on a node with fewer other pods.
     """
     for name, amount in pod.requests.items() if pod.waiting == UNSCHEDULABLE else ():
         offers = [node.allocatable[name] for node in ctx.observed.nodes.values() if name in node.allocatable]

@@ -29,7 +29,7 @@ def _current(ctx: JobContext, decision: Decision, group: PodGroup | None) -> tup
 
 
 def _outdated(ctx: JobContext, current_name: str) -> tuple[Action, ...]:
-    """Return the deletion of the pod group in `status.gang`, if no more pods will join it."""
+    """Return the deletion of the pod group in `status.gang`, if no further pods will join that group."""
     last = ctx.status.gang
     if last is None or not last.pod_group or last.pod_group == current_name:
         return ()

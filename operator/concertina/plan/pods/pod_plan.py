@@ -1,4 +1,4 @@
-"""Plan for a job's pods, with the actions, events and attempt numbers that all launchers use."""
+"""Plan for a job's pods: actions, events and attempt numbers. All launchers use this type."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class PodPlan:
     attempts: tuple[int, ...] = ()
     """Attempt number by replica index, as in `status.internal.attempts`.
 
-    The status with these numbers is written before the pods are created. No pod name is therefore used twice, which
-    matters because agents are identified by name (decision "Attempts are written before pods").
+    The operator writes a status with these numbers before it creates the pods. No pod name is therefore used twice,
+    which matters because agents are identified by name (decision "Attempts are written before pods").
     """
     replaced: tuple[PodView, ...] = ()
-    """Dead pods that are replaced in this pass."""
+    """Dead pods that the operator replaces in this planning pass."""
     events: tuple[Event, ...] = ()
     recheck: float | None = None
     missing: bool = False
@@ -45,9 +45,9 @@ def delete(ctx: JobContext, pod: PodView, reason: str) -> list[Action]:
     """Return the deletion of a pod; empty if the pod is already being deleted and the deletion can't be forced.
 
     A forced deletion removes the pod before its node confirms that the pod has stopped. The deletion is forced in two
-    cases. The first case is a pod whose node is out of service. The second case is a pod of the bundled trainer whose
-    node does not answer. If old workers still run there, storage rejects their writes, so the old and the new pod can't
-    both write (decision "Forced deletion of pods on lost nodes").
+    cases. In the first case, the pod's node is out of service. In the second case, the pod is of the bundled trainer
+    and its node does not respond. If old workers still run there, storage rejects their writes, so the old and the new
+    pod can't both write (decision "Forced deletion of pods on lost nodes").
     """
     node = ctx.node(pod)
     force = node.out_of_service or (not node.ready and ctx.spec.bundled)
@@ -60,9 +60,9 @@ def delete(ctx: JobContext, pod: PodView, reason: str) -> list[Action]:
 
 
 def same_replica(first_name: str, second_name: str) -> bool:
-    """Return whether two names are pods of the same replica index.
+    """Return whether two names are names of pods of the same replica.
 
-    The result is False if one of them is not the name of a replica's pod, because agents may report any name.
+    The result is False if either is not the name of a replica's pod, because agents may report any name.
     """
     first, second = parse(first_name), parse(second_name)
     return first is not None and second is not None and first.index is not None and first.index == second.index
@@ -77,7 +77,7 @@ def number_at(numbers: Sequence[int], index: int | None) -> int:
 
 
 def packed(numbers: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the numbers as a tuple by index, without trailing zeros. This is the form in the status."""
+    """Return the numbers as a tuple in order of index, without trailing zeros. The status uses this form."""
     last = max((index for index, number in numbers.items() if number), default=-1)
     return tuple(numbers.get(index, 0) for index in range(last + 1))
 
@@ -87,8 +87,8 @@ def pass_over_taken(
 ) -> None:
     """Increase the attempts of `wanted_indexes` until each resulting pod name is free.
 
-    The operator does not wait for a name to become free. An earlier job with the same name may have left pods, and
-    these exist for as long as their node is down (decision "Pod names that are taken are skipped").
+    The operator does not wait for a name to become free. An earlier job with the same name may have left pods, which
+    exist for as long as their node is down (decision "Pod names that are taken are skipped").
     """
     if taken_names:
         for index in wanted_indexes:

@@ -27,7 +27,7 @@ class QuotaContext:
 
     @cached
     def wanted(self) -> Size:
-        """Size that the spec asks for: replicas and standby replicas."""
+        """Numbers of replicas and standby replicas that the spec requests."""
         return request.full(self.spec)
 
     @cached

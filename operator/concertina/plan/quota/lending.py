@@ -37,15 +37,18 @@ from concertina.plan.quota.workloads import granted_size, key
 
 TRAINING = "Training"
 WALK_SECONDS = 2.0
-"""Age in seconds at which a refused Workload begins to request less. Until then, quota may become free."""
+"""Seconds after which the operator lowers the request of a Workload that Kueue refuses.
+
+Until then, quota may become free.
+"""
 GROW_SECONDS = 10.0
 """Seconds after a preemption before the job requests more quota again, so that Kueue admits the preemptor first."""
 REPLACED_SECONDS = 5.0
-"""Seconds for Kueue to finish a Workload that a slice has replaced. After that, the operator finishes it."""
+"""Seconds for Kueue to finish a Workload that a slice has replaced. After that, the operator finishes the Workload."""
 
 
 def lend(observed: JobObservation, now: float) -> Lending:
-    """Return how much of its Kueue queue's quota the job may use. A job without a queue has no limit."""
+    """Return how much quota of its Kueue queue the job may use. A job without a queue has no limit."""
     quota, spec = observed.quota, observed.job.spec
     if quota is None:
         return NO_QUEUE
@@ -86,7 +89,7 @@ def _lending(ctx: QuotaContext) -> Lending:
 
 
 def _asks_for_nothing(ctx: QuotaContext) -> bool:
-    """Return whether the job needs no Kueue quota now, because it is suspended or can't start for another reason."""
+    """Return whether the job needs no Kueue quota now: it is suspended, or can't start for another reason."""
     return ctx.spec.suspend or ctx.observed.uri_holder is not None or not ctx.wanted.replicas
 
 
@@ -203,7 +206,7 @@ def _admitted(ctx: QuotaContext, holder: WorkloadView) -> Lending:
 
 
 def _usable(ctx: QuotaContext, granted: Size) -> Size:
-    """Return the largest size (in whole blocks) that the quota in `granted` allows, but at most what the job wants."""
+    """Return the largest size in whole blocks that the quota `granted` allows, up to the size that the job wants."""
     replicas = min(granted.replicas, ctx.wanted.replicas)
     return Size(replicas - replicas % ctx.spec.replica_step, min(granted.spares, ctx.wanted.spares))
 
@@ -259,7 +262,7 @@ def _growth(ctx: QuotaContext, holder: WorkloadView, size: Size) -> CreateWorklo
 
 
 def _kept_up(ctx: QuotaContext, holder: WorkloadView) -> tuple[Action, ...]:
-    """Return writes that bring the priority or the PodsReady condition of an admitted Workload up to date."""
+    """Return the writes that update the priority or the PodsReady condition of an admitted Workload."""
     if holder.priority != ctx.quota.priority:
         return (EditWorkload(key(holder), priority=ctx.quota.priority),)
     status = ctx.observed.job.status
@@ -290,9 +293,9 @@ def _replaced(ctx: QuotaContext, holder: WorkloadView) -> tuple[Action, ...]:
 def _deactivated(ctx: QuotaContext) -> tuple[Action, ...]:
     """Return the writes that deactivate the Workload of a job that needs no quota.
 
-    A deactivated Workload keeps its place in the queue. Kueue gives its quota to other Workloads at once, even before
-    Kueue sets the Evicted condition. The operator therefore deactivates the Workload only after the job's pods are
-    gone.
+    A deactivated Workload keeps its place in the queue. Kueue gives the Workload's quota to other Workloads at once,
+    even before Kueue sets the Evicted condition. The operator therefore deactivates the Workload only after the job's
+    pods no longer exist.
     """
     slices = ctx.workloads.pending if ctx.workloads.holders else ctx.workloads.pending[1:]
     writes: list[Action] = [*workloads.drops(slices)]

@@ -1,4 +1,4 @@
-"""Prepare Kueue's messages for a job's status: remove the names and uids of other tenants."""
+"""Preparation of Kueue's messages for a job's status, without the names and uids of other tenants."""
 
 from __future__ import annotations
 

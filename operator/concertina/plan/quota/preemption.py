@@ -1,13 +1,13 @@
-"""Preemption of a job that holds Kueue quota: the job shrinks if that frees enough, and is suspended otherwise.
+"""Preemption of a job that has Kueue quota: the job shrinks if that frees enough quota, and is suspended otherwise.
 
 To preempt a job, Kueue marks its Workload as evicted and waits. The operator then takes the following steps, in which
 no unit of quota is ever used by two jobs (decision "A preempted job shrinks"):
 
   1. The round drains, the remaining members continue, and the operator deletes the other pods.
-  2. Once these pods are gone, the operator lowers the pod counts of the evicted Workload. Kueue can then admit the
-     preemptor.
-  3. A slice (a new Workload that replaces the evicted one) has the lower counts, so that Kueue counts the remaining
-     pods at all times.
+  2. Once these pods no longer exist, the operator lowers the pod counts of the evicted Workload. Kueue can then admit
+     the preemptor.
+  3. The operator creates a slice (a new Workload that replaces the evicted one) with the lower counts, so that Kueue
+     counts the remaining pods at all times.
 
 If Kueue does not admit the slice within REPLACE_SECONDS after its creation, the job has not freed enough quota. It then
 shrinks to the next smaller size.
@@ -37,17 +37,20 @@ from concertina.plan.quota.context import QuotaContext
 from concertina.plan.quota.workloads import drops, granted_size, key, same_flavors
 
 REPLACE_SECONDS = 5.0
-"""Seconds after its creation within which a slice must be admitted in place of the evicted Workload.
+"""Seconds after its creation within which Kueue must admit a slice in place of the evicted Workload.
 
-The time does not begin when the counts are lowered, because no slice can be created while Kueue is down. The operator
-may also have been restarted since.
+The time does not begin when the pod counts are lowered, because the operator can't create a slice while Kueue is down.
+The operator may also have been restarted since then.
 """
 MESSAGE_SECONDS = 2.0
-"""Seconds for Kueue to write into the preemptor's Workload how much quota it lacks, counted from the eviction."""
+"""Seconds after an eviction within which Kueue should write how much quota the preemptor lacks.
+
+Kueue writes this amount into a message of the preemptor's Workload.
+"""
 
 
 def evicted(ctx: QuotaContext, holder: WorkloadView) -> Lending:
-    """Return the number of replicas that a preempted job keeps, and the next write that returns the rest of its quota.
+    """Return how many replicas a preempted job keeps, and the next write that returns the rest of its quota.
 
     The operator creates no pods for the job during a preemption.
     """
@@ -143,7 +146,7 @@ def _pods_needed(holder: WorkloadView, preemptor: WorkloadView) -> int:
 
 
 def counts(workload: WorkloadView, size: Size) -> Request:
-    """Return the pod counts for a size, for the pod sets that the Workload has."""
+    """Return the number of pods in each pod set of the Workload for a job of the given size."""
     by_set = {PodSet.TRAINER: size.replicas, PodSet.SPARES: size.spares}
     return tuple((pod_set, by_set.get(pod_set, 1)) for pod_set in PodSet if pod_set in workload.counts)
 
@@ -187,7 +190,7 @@ def _lowered(ctx: QuotaContext, holder: WorkloadView, wanted: Request) -> tuple[
 
 
 def _waits_for_message(ctx: QuotaContext, holder: WorkloadView) -> bool:
-    """Return whether Kueue has not yet said how much quota the preemptor lacks, but may still do so."""
+    """Return whether Kueue has not yet written how much quota the preemptor lacks, but may still write it."""
     preemptor = ctx.quota.preemptor
     if preemptor is None or preemptor.reserved or preemptor.finished or preemptor.victims is not None:
         return False

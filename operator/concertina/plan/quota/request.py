@@ -10,20 +10,20 @@ from concertina.plan.facts.lending import Size
 from concertina.plan.kueue import ConditionName, Counts, PodSet, Request, WorkloadView, wanted_sets
 
 SHORT_OF_QUOTA = "insufficient"
-"""Word in Kueue's message ("insufficient unused quota for cpu ...") if a smaller request might succeed."""
+"""Word in Kueue's message ("insufficient unused quota for cpu ...") that means that a smaller request might succeed."""
 AWAITS_PREEMPTION = "Pending the preemption"
-"""Words in Kueue's message if the request will succeed once Kueue has preempted other Workloads."""
+"""Words in Kueue's message that mean that the request will succeed once Kueue has preempted other Workloads."""
 
 
 def full(spec: JobSpec) -> Size:
-    """Return the number of replicas and standby replicas that the spec asks for."""
+    """Return the numbers of replicas and standby replicas that the spec requests."""
     return Size(sizes.most(spec), spec.standby_replicas)
 
 
 def valid(spec: JobSpec) -> tuple[Size, ...]:
     """Return all sizes at which the job can run, the largest first.
 
-    The job gives up its standby replicas before any other replica.
+    The first smaller size has no standby replicas. Each further size has fewer replicas.
     """
     largest = full(spec)
     least, step = sizes.least(spec), spec.replica_step
@@ -76,9 +76,9 @@ def asked(workload: WorkloadView) -> Size:
 
 
 def is_refused(workload: WorkloadView) -> bool:
-    """Return whether Kueue has no quota for the present request of a pending Workload.
+    """Return whether Kueue has refused the present request of a pending Workload for lack of quota.
 
-    A condition of an earlier request is ignored: Kueue's condition names the generation of the Workload to which it
+    A condition for an earlier request is ignored: Kueue's condition names the generation of the Workload to which it
     applies. A Workload for which Kueue is preempting other Workloads does not count as refused.
     """
     condition = workload.condition(ConditionName.QUOTA_RESERVED)
@@ -93,8 +93,8 @@ def is_refused(workload: WorkloadView) -> bool:
 def walked(current: Size, options: Iterable[Size], refused: bool) -> Size | None:
     """Return the size to request next; None if `options` is empty.
 
-    This is the current size, or the next smaller one if Kueue refused the current size. Once the smallest size is
-    refused, the job keeps requesting it.
+    This is the current size, or the next smaller size if Kueue refused the current one. If Kueue refuses the smallest
+    size, the job continues to request it.
     """
     ordered = tuple(options)
     if current not in ordered:

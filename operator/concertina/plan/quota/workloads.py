@@ -57,7 +57,7 @@ class JobWorkloads:
 
     @property
     def holder(self) -> WorkloadView | None:
-        """The Workload that determines how many pods the job may have."""
+        """Workload whose quota determines how many pods the job may have; None if no Workload has quota."""
         return self.holders[-1] if self.holders else None
 
     @cached
@@ -85,7 +85,7 @@ def key(workload: WorkloadView) -> WorkloadKey:
 
 
 def drops(workloads: Iterable[WorkloadView]) -> tuple[DropWorkload, ...]:
-    """Return the deletions of the Workloads that are pending. They have no quota, so they can be deleted at once."""
+    """Return the actions that delete the pending Workloads. These have no quota, so they can be deleted at once."""
     return tuple(DropWorkload(key(workload), pods_left=None) for workload in workloads)
 
 
@@ -96,8 +96,8 @@ def granted_size(workload: WorkloadView) -> Size:
 def lendable(workloads: Iterable[WorkloadView]) -> tuple[str, int]:
     """Return the name of the Workload whose quota new pods use, and its total number of pods; ("", 0) if there is none.
 
-    The plan contains this value. Before the operator creates a pod, it computes the value again. If it has changed, the
-    operator does not create the pod.
+    The plan contains this result. Before the operator creates a pod, it computes the result again, and creates the pod
+    only if the result is the same.
     """
     holder = newest(workloads)
     return (holder.name, sum(holder.granted.values())) if holder is not None and holder.admitted else ("", 0)
@@ -113,15 +113,15 @@ def newest(workloads: Iterable[WorkloadView]) -> WorkloadView | None:
 
 
 def holding(pods: Iterable[PodView]) -> int:
-    """Return how many pods use quota: all pods of the job, except those whose containers have all ended."""
+    """Return how many pods use quota: all of the given pods, except those whose containers have all ended."""
     return sum(not pod.released for pod in pods)
 
 
 def room(workload: WorkloadView, pods: Iterable[PodView]) -> Mapping[PodSet, int]:
     """Return how many more pods of each pod set may be created with the Workload's quota.
 
-    The total over all pod sets is limited too. If the count of one set was lowered, its remaining pods still use quota
-    until they end. Pods of another set must not use this quota.
+    The total over all pod sets is limited too. If the count of one set is lowered, pods of that set use quota until
+    they end, and pods of another set must not use this quota.
     """
     using = [pod for pod in pods if not pod.released]
     left = max(0, sum(workload.granted.values()) - len(using))
@@ -133,7 +133,7 @@ def room(workload: WorkloadView, pods: Iterable[PodView]) -> Mapping[PodSet, int
 
 
 def _set_of(pod: PodView) -> PodSet:
-    """Return the pod set of a pod that has no label for it. Such a pod is older than the job's queue label."""
+    """Return the pod set to which a pod belongs. A pod without a label for its set is older than the job's queue."""
     return PodSet.RENDEZVOUS if pod.index is None else PodSet.TRAINER
 
 

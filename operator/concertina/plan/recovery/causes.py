@@ -1,4 +1,4 @@
-"""Decide whether the committed round can continue, by a table of failures and changes that require a new round.
+"""Decide whether the committed round can continue, with a table of failures and changes that require a new round.
 
 A round is committed once the operator has chosen its members. A round is a period in which a fixed set of replicas
 trains.
@@ -39,17 +39,17 @@ OWN_FAULT = frozenset(
         FailureReason.ROLLED_BACK,
     }
 )
-"""Failures that count against `failurePolicy.maxRestarts`.
+"""Reasons of failures that count against `failurePolicy.maxRestarts`.
 
 The loss of a member counts only if it turns out that the member's pod ended by itself.
 """
 
 NOBODYS = frozenset({FailureReason.LOSS_SPIKE, FailureReason.LOSS_NOT_FINITE, FailureReason.ROLLED_BACK})
-"""Failures that all ranks observe in the same way, so that no replica or node is the cause."""
+"""Reasons of failures that all ranks observe in the same way, so that no replica or node is the cause."""
 
 
 def recover(ctx: JobContext) -> Decision | None:
-    """Start a new round if the committed one has failed. If rounds fail repeatedly, start it after a delay."""
+    """Start a new round if the committed round has failed. If rounds fail repeatedly, start it after a delay."""
     trigger = broken(ctx) if ctx.round.committed else None
     if not isinstance(trigger, Failure):
         return _next_round(ctx, trigger) if trigger else None
@@ -190,10 +190,10 @@ def _coordinator_lost(ctx: JobContext) -> RoundTrigger | None:
 
 
 def _not_acknowledged(ctx: JobContext) -> Failure | None:
-    """Return a failure if a member refused or did not get its Assign call (which gives it a rank).
+    """Return a failure if a member has not accepted its Assign call (which gives it a rank).
 
-    The coordinator is the agent of rank 0. If the member has not acknowledged the call, this is a failure too, unless
-    the coordinator reports that the member has started.
+    The member has refused the call, did not get it, or has not answered in time. A missing answer is no failure if the
+    coordinator (the agent of rank 0) reports that the member has started.
     """
     member_states = ctx.round.report.members if ctx.round.report else {}
     begun = {name for name, member in member_states.items() if member.state is not protocol.State.STARTING}
@@ -211,13 +211,11 @@ def _not_acknowledged(ctx: JobContext) -> Failure | None:
 
 
 def _never_assigned(ctx: JobContext) -> Failure | None:
-    """Return a failure if the coordinator never received its Assign call, which starts its workers.
+    """Return a failure if the coordinator (the agent of rank 0) never got its Assign call, which starts its workers.
 
     The previous operator may have stopped after it committed the round and before it sent the call. This operator does
     not know the content of that call, so it begins a new round (decision "A new claim if an Assign may be lost"). If
     only another member lacks its Assign call, the coordinator reports that member as lost.
-
-    The coordinator is the agent of rank 0.
     """
     report = ctx.round.report
     if report is None or _assign_sent(ctx):
@@ -260,7 +258,7 @@ def recheck(ctx: JobContext) -> float:
 
 
 def _at_work(ctx: JobContext, report: protocol.Report) -> str:
-    """Return a phrase that says how many replicas run or train.
+    """Return a phrase that says how many replicas run or train, such as "3 of 4 replicas train in round 2".
 
     The phrase says "train" only if steps are known, from the bundled trainer or from a script that reports them.
     Otherwise it says "run".

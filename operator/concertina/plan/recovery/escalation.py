@@ -54,12 +54,13 @@ class RecoveryAction:
     does: str
     """Sentence that says what the operator does in this action."""
     called_for: Callable[[JobContext, Restart], str]
-    """Function that returns why a failure (its entry) calls for this action, as a sentence without its full stop.
+    """Function that returns the reason why a failure calls for this action, as a sentence without its full stop.
 
-    The result is empty if the failure does not call for the action.
+    Its second argument is the failure's entry for `status.restarts`. The result is empty if the failure does not call
+    for the action.
     """
     budget: Callable[[JobSpec], int | None]
-    """Function that returns how many failures the action may answer within the window; None for no limit."""
+    """Function that returns how often the action may be used within the failure window; None for no limit."""
 
 
 def _restart_workers(ctx: JobContext, failed: Restart) -> str:
@@ -105,7 +106,7 @@ def _restart_from_checkpoint(ctx: JobContext, failed: Restart) -> str:
 
 
 def _in_a_row(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
-    """Return the earlier failures that count against `maxRestarts` and after which the job has made no progress."""
+    """Return the earlier failures that count against `maxRestarts` and since which the job has made no progress."""
     return tuple(entry for entry in repeats.since_progress(ctx, failed) if entry.counted)
 
 
@@ -114,7 +115,7 @@ def _uses(action: str, entries: tuple[Restart, ...]) -> int:
 
 
 def _is_mendable(ctx: JobContext, failed: Restart) -> bool:
-    """Return whether a more disruptive action than a new round could fix the cause of the failure.
+    """Return whether an action that is more disruptive than a new round could fix the cause of the failure.
 
     No action helps if storage can't return the state from which the round must start.
     """
@@ -213,7 +214,7 @@ def _left(action: RecoveryAction, spec: JobSpec, entries: tuple[Restart, ...]) -
 
 MOST_ENTRIES = 1001
 WITH_TEXTS = 50
-"""Number of entries (the newest) that keep their message and error text."""
+"""Number of entries in `status.restarts`, counted from the newest, that keep their message and error text."""
 
 
 def restart_entry(ctx: JobContext, failure: Failure) -> Restart:
@@ -325,7 +326,7 @@ def restarts_after(
 
 
 def _learnt(ctx: JobContext, pod: PodView) -> dict[str, object]:
-    """Return corrections to the entry of a failure, now that the failed replica's pod has ended.
+    """Return corrections to the entry of a failure, from what the failed replica's pod shows now that it has ended.
 
     For example, the failure gets the reason NodeLost if the pod's node is not ready.
     """

@@ -20,7 +20,7 @@ from concertina.plan.pods import bad_nodes
 from concertina.plan.pods.pod_plan import delete, same_replica
 
 SHOWN, LONGEST = 3, 250
-"""Number of faults that a message names, and maximum length of a fault in it."""
+"""Number of hardware faults that a message names, and the maximum length of each in characters."""
 REPLACEMENTS = 3
 """Largest number of times that a replica is replaced because of its hardware within `failurePolicy.windowSeconds`."""
 
@@ -28,8 +28,8 @@ REPLACEMENTS = 3
 def keeps_out(ctx: JobContext, pod: PodView) -> str:
     """Return why a replica outside of the round must be replaced because of faulty hardware; "" if it need not be.
 
-    If spec.failurePolicy only asks for a report of such faults, the result names only a fault that the preflight (the
-    test of the GPUs at the start) has found: with such a fault, the replica never becomes ready.
+    If `spec.failurePolicy` requires only a report of such faults, the result contains only faults that the preflight
+    (the test of the GPUs at the start) has found: with such a fault, the replica never becomes ready.
 
     Two kinds of replicas are never replaced here. A member of the last round has training state, which the next round
     may need. A running pod of torchrun may be training, which the operator can't see.
@@ -59,9 +59,10 @@ def sentence(ctx: JobContext, replica: str) -> str:
 
 
 def annotate(ctx: JobContext, decision: Decision) -> Decision:
-    """Report the members with faulty hardware of a round that trains. If the spec asks for it, replace the first one.
+    """Report the members with faulty hardware of a round that trains. If the spec requires it, replace the first one.
 
-    In a drain, all ranks stop after the same step. The deletion of the pod drains the round, so no step is lost.
+    In a drain, all ranks stop after the same step. The deletion of the member's pod drains the round, so no step is
+    lost.
     """
     members = _shown(ctx)
     if decision.phase is not Phase.TRAINING or decision.unchanged or not members:

@@ -15,12 +15,12 @@ from concertina.plan.facts.decision import Reason
 from concertina_protocol import FailureReason
 
 SLACK = 1
-"""Number of steps that do not count as progress.
+"""Number of steps by which a later failure may differ without counting as progress.
 
 Ranks finish a step at slightly different times, so the same failure may be reported at two neighbouring steps.
 """
 EARLY = 120.0
-"""Seconds that a round must have lasted to count as progress, for a job that reports no steps."""
+"""Seconds for which a round must have run to count as progress, for a job that reports no steps."""
 TRIES = 3
 """Number of equal failures without progress that count as a bug."""
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
@@ -35,9 +35,9 @@ OF_THE_WORKER = frozenset(
         FailureReason.LOSS_NOT_FINITE,
     }
 )
-"""Failures that a bug in the script can cause."""
+"""Reasons of failures that a bug in the script can cause."""
 LIKE_HARDWARE = frozenset({FailureReason.WORKER_SIGNALED, FailureReason.OUT_OF_MEMORY, Reason.HANG})
-"""Failures that a bad node can cause too. They count as a bug only if they occur on several nodes."""
+"""Reasons of failures that a bad node can cause too. They count as a bug only if they occur on several nodes."""
 LONGEST = 200
 
 _VARYING = (
@@ -84,7 +84,7 @@ def since_progress(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
 
 
 def progressed(ctx: JobContext, earlier: Restart, later: Restart) -> bool:
-    """Return whether training made progress between two failures: it got past the point of the first one."""
+    """Return whether training made progress between two failures: it went beyond the point of the earlier failure."""
     progress = ctx.status.progress
     if ctx.spec.bundled or (progress is not None and not progress.optimizer):
         return later.step > earlier.step + SLACK
@@ -92,9 +92,9 @@ def progressed(ctx: JobContext, earlier: Restart, later: Restart) -> bool:
 
 
 def alike(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
-    """Return the failures that equal the current one, at the same step and without progress between them.
+    """Return the failures that equal the failure `failed`, at the same step and without progress between them.
 
-    The current failure is the last one in the result.
+    `failed` itself is the last one in the result.
     """
     if not failed.error:
         return (failed,)

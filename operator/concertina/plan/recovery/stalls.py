@@ -28,7 +28,7 @@ from concertina.plan.pods.pod_plan import delete, same_replica
 from concertina_protocol import StorageHealth
 
 FRAMES, THREADS = 4, 3
-"""Number of stack frames, and of stacks, that a message shows."""
+"""Number of stack frames, and of threads, that a message about a hang shows."""
 
 
 def hung(ctx: JobContext) -> Failure | None:
@@ -146,11 +146,9 @@ If the replica is still slow after that, on several nodes, the nodes are not the
 
 
 def straggler_marks(ctx: JobContext) -> tuple[StragglerMark, ...]:
-    """Return the new value of `status.stragglers`, the ranks that are slower than the others.
+    """Return the new value of `status.stragglers`: the ranks that are slower than the others.
 
-    The value stays unchanged until the coordinator has reported to this operator.
-
-    The coordinator is the agent of rank 0.
+    The value stays unchanged until this operator has received a report of the coordinator (the agent of rank 0).
     """
     old, report = ctx.status.stragglers, ctx.round.report
     if not ctx.round.committed or report is None:
@@ -291,7 +289,7 @@ def _unreachable_sentence(ctx: JobContext, verdict: HealthVerdict) -> str:
 
 
 def annotate_storage(ctx: JobContext, decision: Decision) -> Decision:
-    """Report a round that waits for data as Stalled, and a round that can't write checkpoints as Degraded."""
+    """Report a round that waits for data from storage as Stalled, and one that can't write checkpoints as Degraded."""
     report = ctx.round.report
     if report is None or decision.stalled:
         return decision

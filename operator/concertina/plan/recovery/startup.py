@@ -41,13 +41,13 @@ WAITING = {
     "CreateContainerConfigError": "ContainerConfigError",
     "CreateContainerError": "ContainerConfigError",
 }
-"""Reason of the Stalled condition, by the reason for which Kubernetes reports a container as waiting.
+"""Reason of the Stalled condition, by the reason in a container's `waiting` state.
 
 The job continues by itself once the cause is fixed.
 """
 NOT_STARTED = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
 NOT_THERE = re.compile(r"executable file not found|no such file or directory|permission denied|exec format error")
-"""Error messages of a container runtime which mean that the program to run is at fault, not the node."""
+"""Error messages of a container runtime that mean that the program to run is at fault and not the node."""
 AGAIN = "Then set spec.suspend to true, change the template, and set spec.suspend to false"
 
 
@@ -96,9 +96,12 @@ def _fault(ctx: JobContext, pod: PodView) -> tuple[str, str] | None:
 # --- replicas that can't start while others can
 
 IMAGE_PATIENCE = 60.0
-"""Seconds for which an image can't be pulled before the replica is replaced. The kubelet retries in that time."""
+"""Seconds for which an image pull must fail before the replica is replaced. The kubelet retries in that time."""
 CLAIMS = 3
-"""Number of failed claims (about 7 seconds) before a replica that can't reach the others is replaced."""
+"""Number of failed claims (attempts to begin a round) before a replica that can't reach the others is replaced.
+
+They take about 7 seconds.
+"""
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class Symptom:
     detect: Callable[[JobContext, PodView], str]
     """Function that describes what has been wrong with a pod for long enough to act; empty if nothing is wrong."""
     elsewhere: bool
-    """True if only another node can help. If no other node is available, the operator leaves the pod as it is."""
+    """True if only another node can help. If no other node is available, the operator leaves the pod unchanged."""
     of_node: bool = False
     """True if the cause is the node even if no replica of the job has started yet."""
 
@@ -137,10 +140,10 @@ def _cannot_start(ctx: JobContext, pod: PodView) -> str:
 
 
 def _partitioned(ctx: JobContext, pod: PodView) -> str:
-    """Return a sentence if a pod that the job needs can reach the operator, but not the other pods.
+    """Return a sentence if a pod that the job needs is reachable for the operator, but not for the job's other pods.
 
-    The result is empty otherwise. A pod counts as partitioned only after the operator has tried to form a round several
-    times.
+    The result is empty otherwise. A pod counts as unreachable for the others only after the operator has tried several
+    times to form a round.
     """
     if ctx.round.claim is None or ctx.round.claim.round - ctx.world.round <= CLAIMS:
         return ""
@@ -204,7 +207,7 @@ def _symptom(ctx: JobContext, pod: PodView, has_other_node: bool, some_started: 
 
 
 def missing(ctx: JobContext) -> tuple[str, ...]:
-    """Return a sentence for each replica that the round lacks, with the reason why the replica does not start."""
+    """Return a sentence for each replica that the round lacks, with the reason why the replica has not started."""
     outside = (
         (name, pod)
         for name, pod in ctx.replicas.live.items()
@@ -225,7 +228,7 @@ def missing(ctx: JobContext) -> tuple[str, ...]:
 # --- containers that are restarted in their pod
 
 UNKNOWN_EXIT = 255
-"""Exit code that the kubelet reports for a container whose end it did not see, because its node was restarted."""
+"""Exit code that the kubelet reports for a container whose end it did not observe, because the node was restarted."""
 
 
 def _restarted(ctx: JobContext) -> tuple[PodView, ...]:
@@ -297,7 +300,7 @@ def with_container_restarts(ctx: JobContext, restarts: Restarts) -> Restarts:
 
 
 LOST_BY_CONTAINER = frozenset({FailureReason.MEMBER_LOST, FailureReason.COORDINATOR_LOST, Reason.AGENT_RESTARTED})
-"""Reasons with which a round reports the loss of a member whose container has ended."""
+"""Reasons of failures with which a round reports the loss of a member whose container has ended."""
 
 
 def _restart_reason(pod: PodView) -> str:

@@ -1,4 +1,4 @@
-"""Claims: begin a new round, choose the replicas to ask, and wait for their answers.
+"""Claims: the operator begins a new round, chooses the replicas to call, and waits for their answers.
 
 A round is a period in which a fixed set of replicas trains. A claim is the operator's decision to begin a round. It is
 open until the operator commits it, which fixes the members of the round.
@@ -28,11 +28,12 @@ from concertina.plan.state import topology
 from concertina_protocol import Prepared
 
 LEAP = 1000
-"""Largest number of rounds by which a new claim may exceed the round in the status.
+"""Largest difference between the number of a new round and the number of the round in the status.
 
 Agents may have seen higher rounds than the status shows, for example after etcd was restored from a backup. If an agent
-reports a round beyond this limit, several claims are made to get past it. Without the limit, one false report could
-lead to a round number that is too high for `agents.bounds`, so that no agent could report the round.
+reports a round beyond this limit, the operator makes several claims until the number is high enough. Without the limit,
+one false report could lead to a round number that exceeds the limits of `agents.bounds`, so that no agent could report
+the round.
 """
 
 
@@ -110,9 +111,9 @@ def first_claim(ctx: JobContext) -> Decision | None:
 
 
 def _while_asking(ctx: JobContext, decision: Decision) -> Decision:
-    """Return the decision about the first round, without a status write if the job's phase is Waiting.
+    """Return the decision about the first round. If the job's phase is Waiting, leave out the status write.
 
-    The first round usually forms quickly, so a status write for this phase would be a waste.
+    The first round usually forms quickly, so a status write for this phase is not worth its cost.
     """
     return as_before(ctx.status) if ctx.status.phase == Phase.WAITING.value else decision
 
@@ -161,9 +162,9 @@ def disbanded(ctx: JobContext, reason: str) -> World:
 
 
 def highest_round(ctx: JobContext) -> int:
-    """Return the highest round number in the status or in the messages of an agent.
+    """Return the highest round number in the status and in the messages of the job's agents.
 
-    The result is at most LEAP above the number in the status, because an agent may report any number.
+    The result exceeds the number in the status by at most LEAP, because an agent may report any number.
     """
     own_round = max(ctx.world.round, ctx.round.claim.round if ctx.round.claim else 0)
     rounds = [own_round]
@@ -191,10 +192,10 @@ def _prepares(
 
 
 def _asked_again(ctx: JobContext) -> frozenset[str]:
-    """Return the replicas to call again, because other candidates were added after their call.
+    """Return the replicas whose Prepare call must be repeated, because other candidates were added after the call.
 
-    The result is empty if enough replicas can already reach each other, and while an answer is outstanding. Without
-    this delay, each new candidate would make all replicas of a large round check all others again.
+    The result is empty if enough replicas can already reach each other, and while an answer is outstanding. Otherwise,
+    each new candidate would make all replicas of a large round check all others again.
     """
     last = ctx.replicas.all_done_at
     if last is None or ctx.now - last < constants.RETRY or sizes.fitting(len(ctx.replicas.connected), ctx.spec):
@@ -207,7 +208,7 @@ def _asked_again(ctx: JobContext) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Collecting:
-    """Result of `tally`: the operator must wait for more answers of replicas."""
+    """Result of `tally` while the operator must wait for more answers of replicas."""
 
     seconds_left: float | None = None
     """Seconds until the wait ends even without an answer; None if only an answer ends it."""
@@ -218,20 +219,23 @@ class Ready:
     replies: Mapping[str, Prepared]
     """Answers of the replicas that become members of the next round."""
     others: Mapping[str, Prepared]
-    """Answers of replicas that are not needed as members but that all members can reach.
+    """Answers of replicas that can provide state that no member has.
 
-    These replicas provide state that no member holds.
+    These replicas are not needed as members, but all members can reach them.
     """
     departing: Mapping[str, Call | None]
-    """Prepare calls to departing members. Those that do not become members may exit now."""
+    """Prepare calls to departing members, by replica.
+
+    Departing members that do not become members of this round may exit.
+    """
 
 
 @dataclass(frozen=True)
 class InvalidClaim:
-    """Result of `tally`: the replicas' answers can no longer lead to a round.
+    """Result of `tally` if the replicas' answers can no longer lead to a round.
 
-    A round is a period in which a fixed set of replicas trains. The operator must make a new claim (decision to begin a
-    round).
+    The operator must then make a new claim (decision to begin a round). A round is a period in which a fixed set of
+    replicas trains.
     """
 
     reason: str
@@ -279,12 +283,11 @@ def tally(ctx: JobContext, open_claim: Claim) -> Collecting | Ready | InvalidCla
 
 
 def _able_to_start(ctx: JobContext, names: Sequence[str]) -> list[str]:
-    """Return the names without members whose agents were restarted and still import PyTorch.
+    """Return the names, without members whose agents were restarted and are still importing PyTorch.
 
-    The message Prepare asks a replica to join the next round. The members' answers to the Prepare call show this.
-    `Replicas.coming_back` is not enough: an operator that has just started has no stream to a member, and did not
-    observe the restart of the member's container. If no other member remains, all names are returned, so that the round
-    waits for all of them.
+    The members' answers to the Prepare call (which asks them to join the next round) show this. `Replicas.coming_back`
+    is not enough: an operator that has just started has no stream to a member, and did not observe the restart of the
+    member's container. If no other member remains, all names are returned, so that the round waits for all of them.
     """
     members, answers = ctx.round.members, ctx.replicas.answers
 
@@ -296,7 +299,7 @@ def _able_to_start(ctx: JobContext, names: Sequence[str]) -> list[str]:
 
 
 def proceed(ctx: JobContext) -> Decision | None:
-    """Continue to form a round whose members are not chosen yet: send calls, wait for answers, or commit."""
+    """Continue to form a round whose members are not chosen yet: send calls, wait for answers, or commit the round."""
     open_claim = ctx.round.claim
     if open_claim is None or open_claim.committed:
         return None
@@ -350,9 +353,8 @@ def _collect(ctx: JobContext, open_claim: Claim, seconds_left: float | None) -> 
 def _overtaken(calls: Mapping[str, Call], open_claim: Claim) -> bool:
     """Return whether an agent refused its Prepare call because it has seen a different claim of this or a higher round.
 
-    A claim is the decision of an operator to begin a round. Another operator may have made that claim.
-
-    The message Prepare asks a replica to join the next round.
+    A claim is an operator's decision to begin a round. The different claim may be that of another operator. A Prepare
+    call asks a replica to join the next round.
     """
     refusals = [call.reply for call in calls.values() if isinstance(call.reply, protocol.Refused)]
     return any(
@@ -362,12 +364,10 @@ def _overtaken(calls: Mapping[str, Call], open_claim: Claim) -> bool:
 
 
 def _forgotten(ctx: JobContext, replies: Mapping[str, Prepared]) -> bool:
-    """Return whether an agent was restarted after it answered its Prepare call.
+    """Return whether an agent was restarted after it answered its Prepare call, which asks it to join the next round.
 
-    The new agent process has not prepared for the round. It has also lost the state of the old process. For example,
-    the old process may still have been reading from storage.
-
-    The message Prepare asks a replica to join the next round.
+    The new agent process has not prepared for the round, and has lost the state of the old process. For example, the
+    old process may still have been reading from storage.
     """
     views = {name: ctx.agent(name) for name in replies}
     reports = {name: view.report for name, view in views.items() if view.connected and view.report}
@@ -378,9 +378,9 @@ def _forgotten(ctx: JobContext, replies: Mapping[str, Prepared]) -> bool:
 
 
 def _hopeless(ctx: JobContext, open_claim: Claim) -> bool:
-    """Return whether the operator must begin again, because no more answers can come and these are too few for a round.
+    """Return whether the operator must make a new claim, because all answers have arrived and are too few for a round.
 
-    The operator waits before it begins again. The delay increases with each try.
+    The operator waits before it makes the new claim. The delay increases with each try.
     """
     last = ctx.replicas.all_done_at
     if last is None:

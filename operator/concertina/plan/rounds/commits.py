@@ -34,7 +34,7 @@ def commit(
     others: Mapping[str, Prepared],
     leaving: Iterable[str] = (),
 ) -> Decision:
-    """Commit the claim, which fixes the round's members, and give the members their ranks by Assign calls.
+    """Commit the claim, which fixes the round's members, and give the members their ranks with Assign calls.
 
     If the state to start from is not known yet, the decision reports the reason instead.
 
@@ -92,10 +92,11 @@ def commit(
 
 
 def _reached(ctx: JobContext) -> int:
-    """Return the step that the last round had reached, from which the number of lost steps is computed.
+    """Return the step that the last round reached. The number of lost steps is computed from it.
 
-    If that round ended before its first report, the result is the step from which the round started. The status may
-    then contain a higher step of an earlier round. Its lost steps were already counted when the last round began.
+    If the last round ended before its first report, the result is the step from which that round started. The status
+    may then contain a higher step of an earlier round. The steps in between were already counted as lost when the last
+    round began.
     """
     base = ctx.world.base
     if base is None or ctx.status.internal.round_waits.round == base.round:
@@ -114,9 +115,9 @@ def _whence(origin: protocol.Restore, uid: str) -> str:
 
 
 def _anew(ctx: JobContext) -> str:
-    """Return a phrase, for a message, that says from which state a custom command starts.
+    """Return a phrase, for a message, on the state from which a custom command starts.
 
-    The operator does not know the step, because the command chooses its state itself.
+    The phrase contains no step, because the command chooses its state itself and the operator does not know it.
     """
     if not ctx.status.rounds:
         return "the command"
@@ -134,9 +135,9 @@ def source(
 def holders(
     source: protocol.Restore, replies_of_others: Mapping[str, Prepared], member_replies: Mapping[str, Prepared]
 ) -> dict[str, Prepared]:
-    """Return a small set of replicas outside of the round that hold the shards of the state that no member holds.
+    """Return the answers of a small set of replicas outside of the round that have all shards that no member has.
 
-    Of `replies_of_others`, only the answers of these replicas are returned.
+    The replicas are chosen from `replies_of_others`. The shards are those of the state `source`.
     """
     needed: dict[str, Prepared] = {}
     for names in source.holders.values():
@@ -146,7 +147,7 @@ def holders(
 
 
 def _held_by(source: protocol.Restore, names: Collection[str]) -> protocol.Restore:
-    """Return the restore source with only the given replicas listed as holders of shards.
+    """Return the restore instruction `source`, with only the replicas in `names` listed as holders of shards.
 
     Members fetch shards from the listed replicas, so replicas that the round does not use must not be listed.
     """
@@ -184,12 +185,10 @@ def storage_unknown(why: restore.Unknown) -> Decision:
 
 
 def _storage(ctx: JobContext, name: str, reply: Prepared) -> protocol.Storage | None:
-    """Return the state of durable storage that an agent reported last.
+    """Return the last known report of a replica's agent about durable storage; None if there is none.
 
     If the operator has an open report stream from the agent, the last report of that stream is the newest. Otherwise
-    the function uses the agent's answer (`reply`) to the Prepare call.
-
-    The message Prepare asks a replica to join the next round.
+    the function uses the agent's answer (`reply`) to the Prepare call, which asks the replica to join the next round.
     """
     view = ctx.agent(name)
     fresh = view.report.storage if view.connected and view.report and view.report.instance == reply.instance else None
@@ -250,7 +249,7 @@ def _assigns(
 
 
 def release(ctx: JobContext, claim: Claim, names: Iterable[str]) -> tuple[Action, ...]:
-    """Return the Release calls that let departing replicas exit.
+    """Return the Release calls, which allow departing replicas to exit.
 
     The next round, which begins with `claim`, does not need the state of these replicas.
     """

@@ -75,7 +75,7 @@ def _sentence(ctx: JobContext, names: list[str]) -> str:
 def _moving(ctx: JobContext) -> list[str]:
     """Return the members on cordoned nodes whose successors on other nodes are ready.
 
-    The result is empty while more successors may become ready soon, so that all members move together.
+    The result is empty while further successors may become ready soon, so that all members move together.
     """
     cordoned = [name for name in ctx.round.members if name in ctx.replicas.notices and name in ctx.replicas.pods]
     seats, pods = ctx.replicas.pod_by_index, ctx.replicas.pods
@@ -99,8 +99,8 @@ def must_be_saved(ctx: JobContext) -> bool:
 def limit(ctx: JobContext, durable: bool) -> float:
     """Return the seconds within which the workers must save their state and stop after a drain request.
 
-    If pods of members are about to be terminated, the limit is at most their shortest remaining grace period, minus the
-    time for a snapshot.
+    If pods of members are about to be terminated, the result is at most their shortest remaining grace period, minus
+    the time for a snapshot.
 
     In a drain, all ranks stop after the same step.
 

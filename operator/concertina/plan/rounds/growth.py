@@ -23,10 +23,10 @@ SETTLED, SETTLED_SCRIPT = 30.0, 120.0
 SETTLED_SCRIPT applies to jobs with a user's script, whose rounds take longer to begin.
 """
 SHORTEST, LONGEST = 5.0, 600.0
-"""Shortest and longest delay of growth after a failure, in seconds.
+"""Shortest and longest delay in seconds before replicas may join again, after replicas that joined were lost.
 
-The delay starts at SHORTEST, or at `stabilizationWindowSeconds` if that is longer. It doubles with each failure in a
-row, up to LONGEST.
+The first delay is SHORTEST, or `stabilizationWindowSeconds` if that is longer. The delay doubles with each consecutive
+failure, up to LONGEST.
 """
 
 
@@ -42,9 +42,9 @@ def joining(ctx: JobContext) -> tuple[str, ...]:
 
 
 def trigger(ctx: JobContext, report: protocol.Report) -> RoundTrigger | None:
-    """Return the reason for a larger round, or None if the round stays as it is.
+    """Return the reason for a larger round, or None if the round keeps its members.
 
-    A larger round needs enough ready replicas for a larger valid size. The present round must also be training. After
+    A larger round needs enough ready replicas for a larger valid size, and the present round must be training. After
     replicas that joined were lost, the round must not grow for some time.
     """
     names = joining(ctx)
@@ -68,7 +68,7 @@ def seconds_left(ctx: JobContext) -> float:
 
 
 def sentence(ctx: JobContext) -> str:
-    """Return why a round that is too small does not add ready replicas now; empty if nothing prevents this.
+    """Return the reason why a round that is too small does not add ready replicas now; empty if nothing prevents this.
 
     The sentence does not change while ready replicas must wait.
     """
@@ -100,9 +100,9 @@ def _joined(ctx: JobContext, decision: Decision) -> Growth:
 
 
 def _lost(ctx: JobContext, decision: Decision) -> str:
-    """Return a clause, for a message, that says how the loss of replicas that had just joined ended the round.
+    """Return a clause, for a message, that says that the loss of replicas that had just joined ended the round.
 
-    The result is empty if the round did not end for that reason.
+    The result is empty if the round did not end for this reason.
     """
     growth, since = ctx.status.internal.growth, ctx.world.since
     lasted = ctx.now - (unix_seconds(since) if since else ctx.now)

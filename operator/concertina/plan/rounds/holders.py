@@ -1,15 +1,15 @@
-"""Wait for members whose state the next round needs: members that answer late, and members that depart.
+"""Waits for members whose state the next round needs: members that answer late, and members that depart.
 
 The usual time to wait for answers is short, so that one slow candidate does not delay a recovery. On a busy machine,
 healthy members with the newest snapshot may answer later than this. The round would then start from an older state
-although nothing was lost. The operator therefore waits longer for members that may hold the newest state (decision
+although nothing was lost. The operator therefore waits longer for members that may have the newest state (decision
 "Waiting for late members that hold newer state").
 
-Each shard is in the memory of its own member and of the next member. If two such neighbours depart together, both
-copies are lost. The two members therefore take part in one more round, until other members hold that round's snapshots.
-There is one exception: if the only member of the last round departs, it does not join the new round, and the new
-members fetch the state from it (decision "Departing members that hold the only copy"). A departing replica may exit
-once the new round has a snapshot of its own.
+Each shard is in the memory of its own member and of the next member in the ring of members. If two such neighbours
+depart together, both copies are lost. The two members therefore take part in one more round, until other members have
+that round's snapshots. There is one exception: if the only member of the last round departs, it does not join the new
+round, and the new members fetch the state from it (decision "Departing members that hold the only copy"). A departing
+replica may exit once the new round has a snapshot of its own.
 
 A round is a period in which a fixed set of replicas trains.
 """
@@ -32,10 +32,8 @@ from concertina_protocol import Prepared, Restore, SnapshotId
 def seconds_for_late(ctx: JobContext, claim: Claim, answers: Mapping[str, Prepared]) -> float | None:
     """Return the seconds for which to wait for members of the last round that have not answered their Prepare call.
 
-    The operator waits for such members only if they may hold newer state, which a round without them would lose. The
-    result is None if there is no need to wait.
-
-    The message Prepare asks a replica to join the next round.
+    The operator waits for such members only if they may have a newer state, which a round without them would lose. The
+    result is None if there is no need to wait. A Prepare call asks a replica to join the next round.
 
     Args:
         ctx: Context of this planning pass.
@@ -57,7 +55,7 @@ def seconds_for_late(ctx: JobContext, claim: Claim, answers: Mapping[str, Prepar
 
 
 def is_cut_off(ctx: JobContext, answers: Mapping[str, Prepared], all_answers: Mapping[str, Prepared]) -> bool:
-    """Return whether the round would lose a newer state, because replicas that it can't reach hold parts of that state.
+    """Return whether the round would lose a newer state, because replicas that it can't reach have parts of that state.
 
     Args:
         ctx: Context of this planning pass.
@@ -105,10 +103,10 @@ def _age(ctx: JobContext, answers: Mapping[str, Prepared]) -> tuple[int, int] | 
 
 
 def _shards_of(ctx: JobContext, late: Collection[str], id: SnapshotId) -> set[int]:
-    """Return the shards of a snapshot that the members in `late` may hold.
+    """Return the shards of a snapshot that the members in `late` may have.
 
-    Each member holds its own shards and a copy of the previous member's shards. If the snapshot is of an earlier round,
-    the status no longer lists the round's members, and the result is all shards.
+    Each member has its own shards and a copy of the previous member's shards. If the snapshot is of an earlier round,
+    the status no longer lists that round's members, and the result is all shards.
     """
     members = ctx.world.members
     if (id.round, id.shards) != (ctx.world.round, ctx.world.workers):
@@ -136,7 +134,7 @@ class Included:
     replies: Mapping[str, Prepared]
     """Answers of the members of the round."""
     others: Mapping[str, Prepared]
-    """Answers of the other replicas, which can provide state to the members."""
+    """Answers of the other replicas that can provide state to the members."""
     wait: float | None = None
     """Seconds to wait for an answer that may bring newer state; None to commit now."""
 
@@ -195,12 +193,12 @@ def _seconds_for_departing(ctx: JobContext, departing: Mapping[str, Call | None]
 
 
 def release(ctx: JobContext) -> tuple[Action, ...]:
-    """Return the Release calls that let departing replicas outside of the round exit.
+    """Return the Release calls, which allow departing replicas outside of the round to exit.
 
-    A departing replica may provide state that no member holds. If the round fails before its first own snapshot, the
-    next round needs this replica again. The operator therefore sends the calls only after that snapshot.
+    A departing replica may provide state that no member has. If the round fails before its first own snapshot, the next
+    round needs this replica again. The operator therefore sends the calls only after that snapshot.
 
-    The operator does not know which departing replicas a previous operator asked for state, so it calls all of them. A
+    This operator does not know which departing replicas a previous operator asked for state, so it calls all of them. A
     replica that was not asked refuses the call.
     """
     report, claim = ctx.round.report, ctx.round.claim

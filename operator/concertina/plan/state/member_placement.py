@@ -1,6 +1,7 @@
-"""Order the members of a round in a ring. Each member holds a copy of the previous member's snapshots.
+"""Order of a round's members in a ring, in which each member stores a copy of the previous member's snapshots.
 
-Neighbours should be in different zones, or at least on different nodes, so that no single failure destroys both copies.
+Neighbours should be in different zones, or at least on different nodes, so that a single failure can't destroy both
+copies.
 
 A round is a period in which a fixed set of replicas trains.
 """
@@ -34,9 +35,9 @@ def order(places: Mapping[str, MemberPlace], coordinator: str, last_order: Seque
     """Return the members as a ring that begins with the coordinator.
 
     Each member's snapshots are copied to the next member. The function chooses an order in which as few neighbours as
-    possible share a zone. Among such orders, it chooses one in which as few as possible share a node. If the order of
-    the previous round (`last_order`) is equally good, the function chooses it, because a member that keeps its rank
-    already has the state of that rank (decision "Ranks are ordered in a ring of zones and nodes").
+    possible share a zone. Among such orders, it chooses one in which as few neighbours as possible share a node. If the
+    order of the previous round (`last_order`) is equally good, the function chooses that order, because a member that
+    keeps its rank already has the state of that rank (decision "Ranks are ordered in a ring of zones and nodes").
     """
     unchanged, best = _unchanged_order(list(places), last_order), _spread(list(places), places, LEVELS)
     ring = unchanged if shared(unchanged, places) <= shared(best, places) else best
@@ -45,7 +46,7 @@ def order(places: Mapping[str, MemberPlace], coordinator: str, last_order: Seque
 
 
 def shared(ring: Sequence[str], places: Mapping[str, MemberPlace]) -> tuple[int, ...]:
-    """Return how many members have the copy of their snapshots in their own zone, and how many on their own node."""
+    """Return how many members share their zone, and how many their node, with the copy of their snapshots."""
     return tuple(sum(_same(ring, position, places, level) for position in range(len(ring))) for level in LEVELS)
 
 
@@ -64,8 +65,8 @@ def _same(ring: Sequence[str], position: int, places: Mapping[str, MemberPlace],
 def _unchanged_order(names: Sequence[str], last_order: Sequence[str]) -> list[str]:
     """Return the members in the order of the previous round.
 
-    New members take the positions of members that are gone. If there are more new members than such positions, they are
-    added at the end.
+    New members take the positions of members of that round that are not in the new one. If there are more new members
+    than such positions, the rest is added at the end.
     """
     last_members, stays = set(last_order), set(names)
     newcomers = iter([name for name in names if name not in last_members])
@@ -74,12 +75,12 @@ def _unchanged_order(names: Sequence[str], last_order: Sequence[str]) -> list[st
 
 
 def _spread(names: list[str], places: Mapping[str, MemberPlace], levels: Sequence[Level]) -> list[str]:
-    """Return a ring in which as few neighbours as possible share a zone. Among such rings, few neighbours share a node.
+    """Return a ring in which as few neighbours as possible share a zone. Among such rings, few share a node.
 
     Args:
         names: Names of the members.
         places: Zone and node of each member.
-        levels: Functions that return a member's zone and node: the level to spread over first comes first.
+        levels: Functions that return a member's zone and node. The ring is optimized for the first function first.
     """
     if not levels:
         return names

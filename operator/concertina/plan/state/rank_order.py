@@ -1,4 +1,4 @@
-"""Assign ranks to replicas so that ranks which communicate most are close in the network.
+"""Assignment of ranks to replicas, in which the ranks that communicate most are close to each other in the network.
 
 The kinds of groups are, from small to large: tensor group, context group, pipeline and block. A group consists of whole
 groups of the previous kind, and its ranks are consecutive. The order of the replicas therefore decides which groups
@@ -14,20 +14,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 Path = tuple[str, ...]
-"""Network domains of a replica, from the widest to the narrowest.
+"""Network domains that contain a replica, from the widest domain to the narrowest.
 
-For a group: the domains that all its members share.
+For a group of replicas, these are the domains that contain all its members.
 """
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Sizes of the job's parallel groups, and the network domains of its replicas, for comparing rank orders."""
+    """Sizes of the job's parallel groups, and network domains of its replicas.
+
+    Rank orders are compared with these data.
+    """
 
     sizes: tuple[int, ...]
-    """Number of replicas in a group, for each kind of group. Groups that communicate most come first.
+    """Number of replicas in a group, for each kind of group, the smallest first. Small groups communicate most.
 
-    Each size is a multiple of the previous one. The last size is that of a block, and a round is a whole number of
+    Each size is a multiple of the size before it. The last size is that of a block, and a round is a whole number of
     blocks.
     """
     domains: Mapping[str, Path]
@@ -48,7 +51,7 @@ class Blocks:
 
 
 def order(names: Sequence[str], blocks: Blocks, last_order: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return `names` in the best order of ranks. `names` must be a whole number of blocks.
+    """Return `names` in the best order of ranks. The number of names must be a whole number of blocks.
 
     In this order, as few tensor groups as possible span several of the innermost domains. Among such orders, as few
     context groups as possible do, and so on for larger groups. The order of the previous round (`last_order`) is used
@@ -61,7 +64,7 @@ def order(names: Sequence[str], blocks: Blocks, last_order: Sequence[str] = ()) 
 
 
 def choose(names: Sequence[str], count: int, blocks: Blocks, last_order: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return `count` of `names`, in the same order, that form whole blocks and span as few network domains as possible.
+    """Return `count` of the `names` whose whole blocks span as few network domains as possible.
 
     Whole blocks of the previous round are preferred to new blocks. Members of the previous round are preferred to
     replicas that join.
@@ -76,7 +79,7 @@ def choose(names: Sequence[str], count: int, blocks: Blocks, last_order: Sequenc
 
 
 def common(paths: Iterable[Path]) -> Path:
-    """Return the smallest network domain that contains all `paths`: the longest prefix that they share."""
+    """Return the smallest network domain that contains all `paths`: their longest common prefix."""
     first, *other_paths = paths
     shared = len(first)
     for path in other_paths:
@@ -122,7 +125,7 @@ def _joined(groups: Sequence[_Group], count: int) -> list[_Group]:
 
 
 def _intact_first(names: Sequence[str], blocks: Blocks, last_order: Sequence[str]) -> list[str]:
-    """Return the names sorted by how much remains of their groups from the previous round.
+    """Return the names sorted by how complete their groups from the previous round are.
 
     Members of complete blocks come first. Members of complete smaller groups in incomplete blocks follow. Within each
     of these sets, the members are in order of rank. Replicas that join come last.
@@ -175,7 +178,7 @@ def _unchanged_order(names: Sequence[str], blocks: Blocks, last_order: Sequence[
 
 
 def _fill(seats: list[str | None], gaps: Sequence[int], waiting: Sequence[str], blocks: Blocks) -> list[str]:
-    """Fill the gaps in the order of ranks (`seats`), and return the names that did not get a position.
+    """Fill the gaps (None) in the order of ranks `seats`, and return the names for which there was no gap.
 
     Replicas in the same innermost domain as the members around a gap are used first.
     """

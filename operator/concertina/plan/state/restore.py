@@ -1,10 +1,10 @@
-"""Choose the state from which a round starts, and record the states that rollbacks made invalid.
+"""Choice of the state from which a round starts, and records of the states that rollbacks made invalid.
 
 A round is a period in which a fixed set of replicas trains. A snapshot is a copy of the training state in node memory.
-A round starts from the newest snapshot for which some replica holds each shard. Shards of two snapshots are never
+A round starts from the newest snapshot whose shards are all available on replicas. Shards of two snapshots are never
 mixed. A rollback is a new round that starts from an older state (decision "A rollback is a new round from an older
-state"). All states after that one are then void, which means that no round may start from them. Samples that an earlier
-round skipped remain skipped.
+state"). All states after that older state are then void, which means that no round may start from them. Samples that an
+earlier round skipped remain skipped.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from concertina_protocol.messages.undone import joined
 
 @dataclass(frozen=True)
 class Unknown:
-    """Result of `choose` while the state to start from depends on an answer of storage.
+    """Result of `choose` while the state to start from depends on a response of storage.
 
-    `error` is the error message of storage; empty if storage is only slow.
+    `error` is the error message of storage. It is empty if storage is only slow.
     """
 
     error: str
@@ -65,7 +65,7 @@ class RestoreCandidate:
     A void checkpoint is used only if there is no other candidate. Even such a checkpoint is a state of the same run.
     """
     unusable: Unknown | None = None
-    """Reason why the candidate can't be used although it is the best one; None if it can be used."""
+    """Reason why the candidate, even as the best candidate, can't be used; None if it can be used."""
 
 
 def choose(
@@ -124,8 +124,8 @@ def candidates(
 def _stored(durable: Durable, status: JobStatus, uid: str) -> Restore:
     """Return the instruction to restore from a checkpoint in storage.
 
-    If a rollback made that checkpoint invalid, or if the checkpoint is damaged, the instruction names the step of an
-    earlier checkpoint.
+    If a rollback made that checkpoint invalid, or if it is damaged, the instruction names the step of an earlier
+    checkpoint.
     """
     back = status.rollback if durable.uid == uid and is_undone(durable.round, durable.step, status) else None
     damaged = next((bad for bad in status.damaged_checkpoints or () if bad.uri == durable.uri), None)
@@ -134,12 +134,11 @@ def _stored(durable: Durable, status: JobStatus, uid: str) -> Restore:
 
 
 def _outdated(storage: Storage, status: JobStatus) -> bool:
-    """Return whether an agent's view of storage may be outdated, because the agent missed the last round.
+    """Return whether an agent's information about storage may be outdated, because the agent missed the last round.
 
-    That round may have written later checkpoints, and its members may all be gone (decision "Agents that missed a round
-    read LATEST again"). The Prepare call has asked the agent to read storage again.
-
-    The message Prepare asks a replica to join the next round.
+    That round may have written later checkpoints, and its members may no longer exist (decision "Agents that missed a
+    round read LATEST again"). The Prepare call (which asks a replica to join the next round) has asked the agent to
+    read storage again.
     """
     return storage.state == StorageHealth.READY and storage.round is not None and storage.round < status.world.round
 
@@ -150,17 +149,17 @@ def uses_storage(spec: JobSpec) -> bool:
 
 
 def complete(replies: Mapping[str, Prepared], status: JobStatus) -> dict[SnapshotId, dict[str, tuple[str, ...]]]:
-    """Return the snapshots of which the given replicas hold every shard, keyed by snapshot id.
+    """Return the snapshots whose shards are all on the given replicas, keyed by snapshot id.
 
-    Each value maps a shard to the replicas that hold it. Void snapshots, from which no round may start, are left out.
+    Each value maps a shard to the replicas that have it. Void snapshots, from which no round may start, are left out.
     """
     return {id: shards for id, shards in held(replies, status).items() if len(shards) == id.shards}
 
 
 def held(replies: Mapping[str, Prepared], status: JobStatus) -> dict[SnapshotId, dict[str, tuple[str, ...]]]:
-    """Return the snapshots of which the given replicas hold at least one shard, keyed by snapshot id.
+    """Return the snapshots of which at least one shard is on the given replicas, keyed by snapshot id.
 
-    Each value maps a shard to the replicas that hold it. Void snapshots, from which no round may start, are left out.
+    Each value maps a shard to the replicas that have it. Void snapshots, from which no round may start, are left out.
     """
     holders: dict[SnapshotId, dict[str, list[str]]] = {}
     for name, reply in replies.items():
@@ -198,7 +197,7 @@ def void(round: int, step: int, status: JobStatus) -> bool:
 
 
 def newest(durables_seen: Iterable[Durable | None], status: JobStatus, uid: str) -> Durable | None:
-    """Return the newest checkpoint that storage names in LATEST, as far as known from agents and from the status."""
+    """Return the newest checkpoint that the status names or that agents have read from LATEST in storage."""
     durables = [durable for durable in durables_seen if durable is not None]
     if mark := status.last_checkpoint:
         saved_at = unix_seconds(mark.at)
@@ -309,10 +308,10 @@ def _damage_event(bad: DamagedCheckpoint) -> Event:
 
 
 def undone(status: JobStatus) -> tuple[Undone, ...]:
-    """Return the states that rollbacks have made void, the last rollback at the end.
+    """Return the states that rollbacks have made void, those of the last rollback at the end.
 
-    The last rollback alone is not enough. If it returned to a later step than an earlier rollback, it does not cover
-    what the earlier one undid (decision "The status lists all rollbacks").
+    The last rollback alone is not enough: if it returned to a later step than an earlier rollback, some states that the
+    earlier rollback made void are not among its own (decision "The status lists all rollbacks").
     """
     if status.rollback is None and not status.internal.invalidated_checkpoints:
         return ()

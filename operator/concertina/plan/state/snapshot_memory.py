@@ -35,9 +35,9 @@ from concertina_trainer.degrees import Degrees
 
 SHIPPING = 1
 WEIGHT_BYTES, HALF_BYTES, GRADIENT_BYTES = 4, 2, 4
-"""Bytes for each weight, and for the gradient of each trained weight."""
+"""Bytes of a weight in float32, of a weight in half precision, and of the gradient of a trained weight."""
 PROGRAM = 4 << 20
-"""Bytes of the files that the init container writes (1.6 MiB), and of the agent's own small files."""
+"""Bytes for the files that the init container writes (1.6 MiB) and for the agent's own small files."""
 HEADER = 1 << 20
 """Bytes for the header of each shard's file. The header needs 0.3 KiB for each tensor of the rank."""
 
@@ -46,7 +46,7 @@ class Weights(NamedTuple):
     all: int
     trained: int
     of_matrices: int
-    """Number of trained weights that are elements of matrices of blocks, which Muon updates."""
+    """Number of trained weights that Muon updates: the elements of the blocks' matrices."""
 
 
 def needed(spec: JobSpec, replicas: int, weights: Weights | None = None) -> int:
@@ -62,9 +62,8 @@ def needed(spec: JobSpec, replicas: int, weights: Weights | None = None) -> int:
 def _saved(spec: JobSpec, weights: Weights | None = None) -> int:
     """Return the bytes of one snapshot, summed over all ranks.
 
-    A job with adapters does not save the frozen weights if it began with files of weights. If it began with a
-    checkpoint, it saves the frozen weights too. The operator can't see what is stored at the URI and assumes files of
-    weights.
+    A job with adapters does not save the frozen weights if it began with weight files. If it began with a checkpoint,
+    it saves the frozen weights too. The operator can't see what is stored at the URI, and assumes weight files.
     """
     model, begin = spec.trainer and spec.trainer.model, spec.checkpoint
     elsewhere = model and model.lora and begin and (begin.init_from or begin.resume_from)

@@ -1,7 +1,7 @@
-"""Network topology of a job: choose members and ranks by domain, and find groups that span several domains.
+"""Network topology of a job: choice of members and ranks by domain, and search for groups that span several domains.
 
-A snapshot is a copy of the training state in node memory. A failure of a node or zone can destroy a member together
-with the copy of its snapshots. This module therefore also computes the distance between a member and that copy.
+A snapshot is a copy of the training state in node memory. A failure of a node or zone can destroy both a member and the
+copy of its snapshots. This module therefore also computes the distance between a member and that copy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from concertina.plan.state.rank_order import Blocks, Path, choose, common, order
 
 HOSTNAME = "kubernetes.io/hostname"
 ANY = ("topology.kubernetes.io/zone", HOSTNAME)
-"""Node labels that define the network domains of a job whose spec has no `topology`."""
+"""Node labels whose values are the network domains of a job without `spec.topology`."""
 
 
 def chosen(ctx: JobContext, names: Sequence[str]) -> tuple[str, ...]:

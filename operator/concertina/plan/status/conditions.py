@@ -49,9 +49,12 @@ STOPPING = (Phase.DRAINING, Phase.SUSPENDING, Phase.DELETING)
 OURS = frozenset(ConditionType)
 ALWAYS_PRESENT = frozenset((ConditionType.READY, ConditionType.RECONCILING, ConditionType.RUNNING))
 MOST = 32
-"""Largest number of conditions in a status, as in the CRD."""
+"""Largest number of conditions in a status, which the CRD limits too."""
 LONGEST = 1024
-"""Maximum length of a condition's message. The output of a failed worker is in `status.lastFailure` instead."""
+"""Maximum length of a condition's message in characters.
+
+`status.lastFailure` contains the output of a failed worker.
+"""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class AtWork:
     wanted: int = 0
     """Number of replicas in the largest valid round that the spec allows."""
     stopped: bool = True
-    """True if no worker runs any more. Used only in the phases of STOPPING."""
+    """True if no worker runs any more. The value is used only in the phases of STOPPING."""
 
 
 def conditions(
@@ -151,7 +154,8 @@ ANNOUNCED = frozenset(
 )
 """Phases that get an event when the job enters them, because a user may wait for them."""
 STARTS = frozenset((Phase.STARTING.value, Phase.RECOVERING.value))
-"""Phases after which Training gets no event, because the event of the round has already reported the start."""
+"""Phases after which the phase Training gets no event, because the event of the round has already reported the start.
+"""
 
 
 def events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:

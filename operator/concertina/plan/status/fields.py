@@ -184,7 +184,7 @@ INTERNAL: Mapping[str, Row] = {
     "invalidated_checkpoints": lambda p: restore.undone_states(p.ctx),
     "hardware_faults": lambda p: hardware.reported(p.ctx, p.decision),
 }
-"""Fields of `status.internal`, each with the function that computes it."""
+"""Functions that compute the fields of `status.internal`, by name of the field."""
 COUNTS: Mapping[str, Row] = {
     "replicas": lambda p: replicas(p.ctx),
 }
@@ -196,7 +196,7 @@ PROGRESS: Mapping[str, Row] = {
     "checkpoint_interval": lambda p: progress.interval(p.ctx),
     "batch_assignment": lambda p: progress.shares(p.ctx),
 }
-"""Fields that change with every pod and every step.
+"""Status fields that change with every pod and every step, each with the function that computes it.
 
 If nothing else changes, these fields are written only at intervals (`progress.seconds_left`). The same applies to
 conditions of which only the messages have changed, because messages contain counts too.
@@ -211,9 +211,9 @@ INTERNAL_CLOCK: Mapping[str, Row] = {
     "incident": lambda p: p.account.incident,
     "tokens_before": lambda p: p.account.tokens_before,
 }
-"""Fields of `status.internal` that change with time alone.
+"""Fields of `status.internal` that change with time alone, each with the function that computes it.
 
-These fields are written along with other changes. If there are none, they are written every COUNT_TIME seconds.
+These fields are written along with other changes. If nothing else changes, they are written every COUNT_TIME seconds.
 """
 AT_ONCE: Mapping[str, Row] = {**CONDITIONS, **PODS, **ROUNDS, **RECOVERY, **CHECKPOINTS}
 FIELDS: Mapping[str, Row] = {**AT_ONCE, **COUNTS, **PROGRESS, **CLOCK}
@@ -225,9 +225,9 @@ class StatusAfter(NamedTuple):
     held_back: float | None = None
     """Seconds after which a postponed change of the status may be written; None if no change is postponed."""
     only_numbers: bool = False
-    """True if only values have changed on which no decision depends."""
+    """True if the only changed values are values on which no decision depends."""
     only_conditions: bool = False
-    """True if only conditions, and values on which no decision depends, have changed."""
+    """True if the only changed values are conditions, and values on which no decision depends."""
 
 
 def status_after(ctx: JobContext, decision: Decision, pods: PodPlan) -> StatusAfter:

@@ -43,7 +43,10 @@ MOST_SETS = 8
 
 
 def progress(ctx: JobContext) -> JobProgress | None:
-    """Return the training progress that rank 0 reported last; the progress in the status if there is no report."""
+    """Return the training progress that rank 0 last reported.
+
+    If it has reported none, return the progress in the status.
+    """
     reported = ctx.round.report.progress if ctx.round.report else None
     if reported is None or reported.step < 0 or not reported.at:
         return ctx.status.progress
@@ -146,9 +149,9 @@ def settings(ctx: JobContext) -> tuple[SettingMark, ...]:
 
 
 def shares(ctx: JobContext) -> tuple[ShareMark, ...]:
-    """Return the new value of `status.batchAssignment`: the share of the batch for each replica, the smallest first.
+    """Return the new value of `status.batchAssignment`: each replica's share of the batch, the smallest share first.
 
-    The coordinator is the agent of rank 0. Without a report of the coordinator, the value stays unchanged.
+    Without a report of the coordinator (the agent of rank 0), the value stays unchanged.
     """
     if ctx.round.report is None:
         return ctx.status.batch_assignment if ctx.round.committed else ()
@@ -187,7 +190,7 @@ def snapshot_interval(ctx: JobContext) -> SnapshotEvery | None:
 
 
 def replayed(ctx: JobContext) -> int:
-    """Return the number of steps that a custom command trains again, if the command reports its steps.
+    """Return the number of steps that a custom command trains again. The command must report its steps.
 
     A custom command decides by itself from which state it continues. The number is therefore taken from the first
     report of a round, and is 0 for later reports.
@@ -258,7 +261,7 @@ def best_checkpoint(ctx: JobContext) -> BestCheckpointMark | None:
 
 
 def seconds_left(ctx: JobContext) -> float:
-    """Return the seconds until the operator may write the status if only numbers and sentences in it have changed.
+    """Return the seconds until the operator may write a status in which only numbers and sentences have changed.
 
     The rate of such writes is limited. Other changes are written at once.
     """
@@ -268,9 +271,9 @@ def seconds_left(ctx: JobContext) -> float:
 
 
 def uncounted_seconds_left(ctx: JobContext, phase: Phase) -> float | None:
-    """Return the seconds until a running job's time must be counted even if nothing else in its status changes.
+    """Return the seconds until a running job's time must be added up even if nothing else in its status changes.
 
-    The result is None for a job that does not train, because its time is counted at its next event.
+    The result is None for a job that does not train. Its time is added up at its next event.
     """
     if phase is not Phase.TRAINING or ctx.status.goodput.at is None:
         return None

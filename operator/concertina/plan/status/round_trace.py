@@ -25,15 +25,15 @@ from concertina.plan.facts.decision import PLANNED, Phase
 from concertina.plan.observed import Call
 
 MOST_MEMBERS = 32
-"""Largest number of members with a span of their own in one trace. The slowest members are used."""
+"""Largest number of members that have a span of their own in a trace. These are the slowest members."""
 NOT_YET = (Phase.STARTING, Phase.RECOVERING, Phase.WAITING, Phase.STALLED)
 """Phases of a job whose round does not train yet."""
 UNDER_WAY = (Phase.TRAINING, Phase.DRAINING, Phase.COMPLETE)
 """Phases of a job whose round trains or has trained."""
 DRAINS = (*PLANNED, Phase.DRAINING.value)
-"""Causes of incidents in which the round was drained.
+"""Causes of incidents (times without training) that began with a drain of the round.
 
-The last one is for drains that the coordinator began by itself.
+The last cause is for drains that the coordinator (the agent of rank 0) began by itself.
 """
 START = (
     SpanName.START, SpanName.GROUP, SpanName.BUILD, SpanName.RESTORE, SpanName.COMPILE, SpanName.FIRST_STEP,
@@ -89,7 +89,7 @@ class _RoundHistory:
 
     @cached
     def failure(self) -> LastFailure | None:
-        """Failure that led to this round, if it ended a round that trained."""
+        """Failure that caused this round; None if there was none, or if the failed round had not trained."""
         failure, incident = self.ctx.status.last_failure, self.incident
         if failure is None or incident is None:
             return None
@@ -115,9 +115,9 @@ class _RoundHistory:
 
     @cached
     def asked(self) -> float:
-        """Unix time of the round's first Prepare call; the time of the claim if another operator made that call.
+        """Unix time of the round's first Prepare call; the time of the claim if another operator sent that call.
 
-        A claim is the operator's decision to begin the round, and Prepare calls ask the replicas to join it.
+        A claim is the operator's decision to begin the round. A Prepare call asks a replica to join the round.
         """
         return min((call.sent_at for _, call in self.prepares if call.sent_at is not None), default=self.claimed)
 

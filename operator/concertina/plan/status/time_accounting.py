@@ -1,8 +1,8 @@
 """Accounting of a job's time (`status.goodput`), of its incidents (`incidents`) and of its cost (`cost`).
 
-All time is counted with one clock. Each calculation adds the seconds since the last one to the class of the job's
-phase. It then moves the waiting times that workers report to classes of their own, but never more seconds than were
-added. The classes therefore always add up to the time since the job was created, whatever workers report.
+All time is measured with one clock. Each calculation adds the seconds since the last calculation to the class of the
+job's phase. It then moves the waiting times that workers report to classes of their own, but never more seconds than
+were added. The classes therefore always add up to the time since the job was created, whatever workers report.
 
 The time in which a script's workers run counts as productive only if the script has reported a step in that round. Some
 scripts report no steps (decision "Time without known steps is a class of its own").
@@ -45,7 +45,7 @@ BUCKETS: Mapping[Phase, str] = {
     Phase.SUSPENDING: "suspended_seconds",
     Phase.DELETING: "suspended_seconds",
 }
-"""Class of the time that a job spends in each phase. The time after a job's end is not counted."""
+"""Class of time in `status.goodput` for each phase of a job. The time after a job's end is not counted."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class CoordinatorTimes:
     progress: protocol.Progress
     busy: protocol.Busy | None
     measures_work: bool
-    """True if the ranks measure their own work. `busy` is None until all of them have reported some."""
+    """True if the ranks measure their own work time. `busy` is None until all of them have reported one."""
 
     def part(self, name: StepPart) -> float:
         return self.progress.seconds.get(name, 0.0)
@@ -104,7 +104,7 @@ class Account:
     progress: JobProgress | None
     """Training progress in the status after this pass."""
     replayed: int
-    """Number of steps that will be trained again, as far as this pass has found out."""
+    """Number of steps that will be trained again, as determined in this planning pass."""
 
     # --- the seconds of this count ------------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class Account:
 
     @property
     def _start(self) -> str:
-        """Class of the time that a start takes.
+        """Class of time in `status.goodput` for the start of the current round.
 
         A start after a failure or a change of members counts as recovery; any other start counts as startup.
         """
@@ -212,10 +212,10 @@ class Account:
 
     @cached
     def waits(self) -> RoundWaits:
-        """Seconds that the workers of this round report to have waited since it began, keyed by the kind of wait.
+        """Total seconds for which the workers of this round have waited since the round began, by kind of wait.
 
-        A reported value is a difference of two measurements and may fall. The result never falls, because otherwise a
-        time by which it falls and rises again would be counted twice.
+        The workers report these seconds. A reported value is a difference of two measurements and may fall. The result
+        never falls, because otherwise a time by which it falls and rises again would be counted twice.
         """
         report, old = self.ctx.round.report, self.ctx.status.internal.round_waits
         if report is None or report.progress is None:
@@ -257,9 +257,9 @@ class Account:
     def _percent(self, spent: Mapping[str, float]) -> float | None:
         """Return the goodput: the time in which new steps were made, in percent of the job's time.
 
-        Suspended time is left out, and so is time in which it is unknown whether steps were made. The result is None if
-        a script's workers have run but no step is known. Otherwise the goodput would be 0, although the workers may
-        have made steps.
+        The job's time does not include suspended time, or time in which it is unknown whether steps were made. The
+        result is None if a script's workers have run but no step is known. Otherwise the goodput would be 0, although
+        the workers may have made steps.
         """
         ran = spent["unknown_seconds"] > 0 or self.decision.phase is Phase.TRAINING
         if ran and self.progress is None and not self.ctx.spec.bundled:
@@ -272,7 +272,7 @@ class Account:
     def tokens_before(self) -> int | None:
         """Count of the tokens on which earlier jobs trained the model; None before the first report.
 
-        If the job continued another job's checkpoint, the count of tokens in its first report is the result.
+        If the job continues another job's checkpoint, this is the number of tokens in the first report.
         """
         report, old = self.ctx.round.report, self.ctx.status
         progress = report.progress if report else None
@@ -305,7 +305,7 @@ class Account:
 
     @cached
     def replayed_seconds(self) -> float:
-        """Seconds that the lost steps had taken. The job trains these steps again."""
+        """Seconds that the lost steps took. The job trains these steps again."""
         last_progress, reported = (
             self.ctx.status.progress,
             self.ctx.round.report.progress if self.ctx.round.report else None,
@@ -316,7 +316,7 @@ class Account:
         return min(self.replayed * seconds, self.ctx.status.goodput.productive_seconds)
 
     def _recovery(self, seconds: float) -> tuple[RecoveryTime, ...]:
-        """Return the recovery time by cause, including the given seconds and an incident that has just ended."""
+        """Return the recovery time by cause. The given seconds, and an incident that has just ended, are included."""
         time_by_cause = {entry.cause: entry for entry in self.ctx.status.goodput.recovery}
         incident, ended = self._with_this, self._ended
         if incident is None or (seconds <= 0 and ended is None):
@@ -396,7 +396,7 @@ class Account:
 
     @cached
     def _replicas(self) -> tuple[int, int]:
-        """Replicas on on-demand nodes and on spot nodes, as two counts. Only replicas with a node cost money."""
+        """Replicas on on-demand nodes and on spot nodes, as two counts. Replicas without a node cost nothing."""
         is_spot = [self.ctx.node(pod).spot for pod in self.ctx.observed.pods if pod.node and not pod.released]
         return len(is_spot) - sum(is_spot), sum(is_spot)
 

@@ -17,7 +17,7 @@ Warn = Callable[[str, str], None]  # reason, message
 async def watch(
     container: RunningContainer, address: str, grace: float, changed: Callable[[], None], warn: Warn
 ) -> None:
-    """Probe a running container until the container ends.
+    """Probe a running container (startup, readiness, liveness) until the container ends.
 
     The function sets `started` and `ready` of the container. It stops the container if the startup or liveness probe
     fails.
@@ -67,8 +67,8 @@ async def _settle(
 ) -> bool:
     """Probe a container until the result `wanted` has occurred several times in a row, and return True.
 
-    The thresholds in the probe's spec say how many times. If a startup probe fails too often before it succeeds, the
-    result is False.
+    The thresholds in the probe's spec determine the number of times. If a startup probe fails too often before it
+    succeeds, the result is False.
 
     Args:
         probe: Probe from the pod's spec.

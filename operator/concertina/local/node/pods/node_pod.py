@@ -1,4 +1,4 @@
-"""One pod on this node, from its binding to its end: volumes, init containers, containers, restarts, termination."""
+"""One pod on this node, from its binding to its end, with its volumes, containers, restarts and termination."""
 
 import asyncio
 import contextlib
@@ -68,9 +68,9 @@ class Pod:
             asyncio.get_running_loop().call_later(grace, self._kill)
 
     def _watch_deadline(self, seconds: int | None) -> None:
-        """Set the time at which the pod fails: `seconds` after its start. None removes the deadline.
+        """Set the time at which the pod fails, in seconds after the pod's start. None removes the deadline.
 
-        spec.activeDeadlineSeconds may be set or shortened at any time.
+        A user can set or shorten `spec.activeDeadlineSeconds` at any time.
         """
         if self._deadline is not None:
             self._deadline.cancel()
@@ -97,7 +97,8 @@ class Pod:
     def remove(self) -> asyncio.Task[None]:
         """Stop the pod's containers and delete its files, because its object was deleted from the API server.
 
-        Containers that do not stop are killed. The returned task ends when no process and no volume of the pod is left.
+        Containers that do not stop are killed. The returned task ends when all processes and volumes of the pod are
+        removed.
         """
         if self._end is None:
             self._end = asyncio.create_task(self._terminate(_FORCED_GRACE))
@@ -175,10 +176,7 @@ class Pod:
             await asyncio.sleep(0.02)
 
     async def _keep(self, container: RunningContainer) -> None:
-        """Run a container, and restart it as the restart policy requires.
-
-        The coroutine returns when the container has ended and will not be restarted.
-        """
+        """Run a container until it has ended for good, and restart it as the pod's restart policy requires."""
         while True:
             if "terminated" in container.state.state:
                 if not self._starts_again(container):
@@ -209,9 +207,9 @@ class Pod:
         container.state.restarts += 1
 
     async def _start(self, container: RunningContainer) -> bool:
-        """Start the container's process. Return False if it could not start.
+        """Start the container's process. Return False if the process could not start.
 
-        The coroutine waits as long as the preparation, for example of volumes, takes.
+        The preparation before the start, for example of volumes, can take any time.
         """
         image = await self._pull(container)
         while True:

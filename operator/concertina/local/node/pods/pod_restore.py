@@ -1,6 +1,6 @@
-"""Restore the state of a pod when the node agent starts.
+"""Restoration of a pod's state when the node agent starts.
 
-The pod's containers ended when the node ended. All functions are pure.
+The pod's containers ended when the node last ended. All functions are pure.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class RestoredContainers:
-    """States of a pod's containers after a start of the node agent, keyed by the container's name.
+    """States of a pod's containers when the node agent starts, keyed by the container's name.
 
     If `over` is True, the pod has ended and is not started again.
     """
@@ -21,7 +21,7 @@ class RestoredContainers:
     states: dict[str, ContainerState]
     over: bool
     failure: tuple[str, str] | None
-    """Reason and message of a pod that had failed as a whole; None otherwise."""
+    """Reason and message of the pod's failure, if the pod had failed as a whole; otherwise None."""
 
 
 def containers(pod: Object) -> RestoredContainers:

@@ -1,4 +1,4 @@
-"""Write the status of one pod to the API server. If it changes many times within a short time, it is written once."""
+"""Writes of one pod's status to the API server. Many changes within a short time cause only one write."""
 
 import asyncio
 import logging
@@ -48,7 +48,7 @@ class PodStatusWriter:
             self.mark()
 
     async def flush(self) -> None:
-        """Wait until all marked changes are written, or until the pod is gone."""
+        """Wait until all changes recorded by `mark` are written, or until the pod no longer exists."""
         await self._clean.wait()
 
     async def close(self) -> None:
@@ -67,7 +67,7 @@ class PodStatusWriter:
     async def _write(self) -> bool:
         """Write the status. Return False if the pod no longer exists.
 
-        Each try reads the state again, because it may have changed.
+        The state is read again for each try, because it may have changed.
         """
         while True:
             status = pod_status(self._facts(), self._written)

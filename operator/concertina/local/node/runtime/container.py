@@ -26,7 +26,7 @@ class Backoff:
     seconds: float = 0.0
 
     def next(self) -> "Backoff":
-        """Return the longer delay that applies after one more failure of the container."""
+        """Return the longer delay that applies after a further failure of the container."""
         return Backoff(min(2 * self.seconds, _LONGEST_BACKOFF) or _FIRST_BACKOFF)
 
 
@@ -54,7 +54,7 @@ class RunningContainer:
         self._started = 0.0
 
     def log_path(self, previous: bool = False) -> Path:
-        """Return the path of the log of the latest start, or of the start before it."""
+        """Return the path of the log of the container's latest start, or, with `previous`, of the start before it."""
         return self.folder / f"{self.state.restarts - previous}.log"
 
     async def start(self, setting: Setting) -> bool:
@@ -85,9 +85,9 @@ class RunningContainer:
         return True
 
     async def wait(self) -> int:
-        """Wait until the process has ended and its output is read. Return the exit code.
+        """Wait until the process has ended and its output has been read. Return the exit code.
 
-        The container's state has the exit code then too.
+        The exit code is then also in the container's state.
         """
         assert self.running
         assert self.log
@@ -102,7 +102,10 @@ class RunningContainer:
         return code
 
     async def stop(self, grace: float) -> None:
-        """Run preStop and send SIGTERM. After `grace` seconds, send SIGKILL. Return when the process has ended."""
+        """Run the preStop hook and send SIGTERM. After `grace` seconds, send SIGKILL.
+
+        Return when the process has ended.
+        """
         running = self.running
         if running is None or running.exit.done():
             return
@@ -148,7 +151,7 @@ class RunningContainer:
             self.running.signal(signal.SIGKILL)
 
     def retire(self) -> None:
-        """Move the state of the last run, which has ended, to `last_state`, before the container is restarted."""
+        """Move the state of the run that has ended to `last_state`, before the container is started again."""
         self.state.last_state = {"terminated": self.state.state["terminated"]}
 
     def never_ran(self) -> None:
@@ -185,7 +188,8 @@ class RunningContainer:
 def _asks_for_devices(spec: Object) -> bool:
     """Return whether the container requests an extended resource such as nvidia.com/gpu.
 
-    A container that requests none gets no GPU devices. Otherwise all workers on this machine would use the first GPU.
+    A container without such a request gets no GPU devices. Otherwise all workers on this machine would use the first
+    GPU.
     """
     return any("/" in name for name in (spec.get("resources") or {}).get("limits") or {})
 

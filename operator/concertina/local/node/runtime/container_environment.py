@@ -19,12 +19,12 @@ _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]$")
 
 
 class ConfigError(Exception):
-    """Error that a container cannot be configured (CreateContainerConfigError). The message gives the reason."""
+    """Error: a container cannot be configured (CreateContainerConfigError). The message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Objects and values from which a container's environment variables come, besides its manifest."""
+    """Objects and values, in addition to the container's manifest, that its environment variables come from."""
 
     pod: Object  # with status.podIP and status.hostIP
     allocatable: Mapping[str, str]  # of the node, for limits that are not set
@@ -159,9 +159,9 @@ def _quote(value: str) -> str:
 
 
 def resource_value(reference: Object, container: Object, allocatable: Mapping[str, str]) -> str:
-    """Return the container's limit or request to which `reference` refers, as a multiple of the divisor.
+    """Return the container's limit or request that `reference` names, as a multiple of the reference's divisor.
 
-    If no limit is set, the node's allocatable amount is used.
+    If the container has no such limit, the node's allocatable amount is used.
     """
     kind, _, resource = reference["resource"].partition(".")
     resources = container.get("resources") or {}

@@ -1,4 +1,4 @@
-"""Output of containers: lines with their time of arrival, in one file for each start, as the kubelet stores them."""
+"""Output of containers: lines with their time of arrival, stored in one file for each start, as by the kubelet."""
 
 import asyncio
 import datetime
@@ -52,13 +52,20 @@ class LogWriter:
         self._changed = asyncio.Event()
 
     async def wait(self) -> None:
-        """Wait until there is more output, or until the output has ended."""
+        """Wait until more output has been written to the file, or until the output has ended."""
         if not self.done.is_set():
             await self._changed.wait()
 
 
 def lines(path: Path, tail: int | None = None, since: str = "", with_time: bool = False) -> list[bytes]:
-    """Return lines of a log file: the last `tail` lines, or the lines since a time, with or without their times."""
+    """Return lines of a log file, with or without their times.
+
+    Args:
+        path: Path of the log file.
+        tail: Number of lines to return, from the end of the log; None for all lines.
+        since: Time of the earliest line to return; empty for no limit.
+        with_time: Whether each line begins with its time.
+    """
     selected = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     if since:
         selected = [line for line in selected if line.partition(b" ")[0] >= since.encode()]

@@ -60,7 +60,7 @@ def of_image(folder: str, covering: Sequence[rootfs.Mount]) -> list[rootfs.Mount
 
 
 def _below(source: Path, inner: str) -> Path:
-    """Return the path of the subPath `inner` in a volume. If it does not exist, create a folder.
+    """Return the path of the subPath `inner` in the volume `source`. If the path does not exist, create a folder.
 
     Raises:
         ConfigError: When the subPath points outside of its volume.

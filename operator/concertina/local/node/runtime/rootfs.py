@@ -1,8 +1,8 @@
 """Root file system of a container.
 
 The root file system consists of the machine's files, the pod's volumes at their mount paths, and separate /dev and
-/proc folders. The child process that becomes the container mounts all of it in its own mount namespace. The mounts are
-not visible outside of the container, and disappear when the container ends.
+/proc folders. The child process that becomes the container mounts all of these in its own mount namespace. The mounts
+are not visible outside of the container, and disappear when the container ends.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ class Mount:
 
 
 class RootFileSystem:
-    """Sets up the root file system of one container."""
+    """Builder of the root file system of one container."""
 
     def __init__(self, gpus: bool) -> None:
         self._gpus = gpus
@@ -57,7 +57,7 @@ class RootFileSystem:
             os.rmdir("/.machine")
 
     def _make(self, target: str, is_folder: bool) -> None:
-        """Make sure that the mount point `target` exists, without changes to the machine's own folders."""
+        """Create the mount point `target` if it does not exist. The machine's own folders are not changed."""
         if os.path.exists(target):
             return
         parent = os.path.dirname(target)
@@ -71,9 +71,9 @@ class RootFileSystem:
             _touch(target)
 
     def _shadow(self, folder: str) -> None:
-        """Mount a folder in memory over `folder`, and show the entries of `folder` in it.
+        """Mount a folder in memory over `folder`, and make the entries of `folder` visible in the new folder.
 
-        Entries can then be added in the container without a change of the machine's folder.
+        Entries can then be added in the container, and the machine's folder is not changed.
         """
         old = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         mode = stat.S_IMODE(os.fstat(old).st_mode)

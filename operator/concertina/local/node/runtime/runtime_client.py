@@ -1,4 +1,4 @@
-"""Client with which the kubelet asks the runtime to start processes, and waits for the processes to end."""
+"""Client with which the kubelet requests processes from the runtime, and waits for the processes to end."""
 
 import asyncio
 import contextlib
@@ -10,13 +10,13 @@ from concertina.local.node.runtime.runtime_process import Execution, Launch, rec
 
 
 class LaunchFailed(Exception):
-    """Error that a process could not be started. The message gives the reason."""
+    """Error: a process could not be started. The message gives the reason."""
 
 
 class Running:
     """Process that the runtime has started.
 
-    Its attributes are the pid in the node's pid namespace, and the exit code after the process has ended.
+    Its attributes are its pid in the node's pid namespace, and its exit code, once it has ended.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class RuntimeClient:
     async def start(self, request: Launch | Execution, output: int) -> Running:
         """Start a process whose output goes to the descriptor `output`. This method closes `output`.
 
-        If this coroutine is cancelled, a process that starts nevertheless is killed.
+        If this coroutine is cancelled and the process starts anyway, the process is killed.
 
         Raises:
             LaunchFailed: When the process cannot be started.

@@ -1,11 +1,12 @@
-"""Process 1 of a node: fork containers and report when they end, as containerd and its shims do.
+"""Process 1 of a node, which forks containers and reports their ends, as containerd and its shims do.
 
 This process is the init process of the node's pid namespace, so killing it kills all processes of the node at the same
-time. It has no threads, so it can fork safely. The kubelet communicates with it over a socket pair that keeps message
-boundaries.
+time. It has no threads, so it can fork safely. The kubelet communicates with it over a socket pair that preserves
+message boundaries.
 
-A request names its kind (Launch or Execution) and carries two descriptors: a memory file with the request as JSON, and
-the output of the new process. The responses are events: `started` or `failed`, and `exited` some time after `started`.
+A request contains its kind (Launch or Execution) and carries two descriptors: a memory file with the request as JSON,
+and the output of the new process. The responses are events: `started` or `failed`, and `exited` some time after
+`started`.
 """
 
 import array
@@ -44,7 +45,10 @@ class Launch:
 
 @dataclass(frozen=True)
 class Execution:
-    """Request to run a command in a running container. `pid` is the container's process 1, as the node sees it."""
+    """Request to run a command in a running container.
+
+    `pid` is the container's process 1, in the node's pid namespace.
+    """
 
     id: str
     argv: list[str]
@@ -91,9 +95,9 @@ class Runtime:
         self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
     def run(self) -> None:
-        """Serve requests until the kubelet ends.
+        """Process requests until the kubelet ends.
 
-        This process ends then too, and the kernel kills all other processes of the node.
+        This process then ends too, and the kernel kills all other processes of the node.
         """
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)

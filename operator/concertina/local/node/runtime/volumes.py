@@ -1,4 +1,4 @@
-"""Volumes of a pod as folders below the pod's own folder. The mounts of containers refer to them."""
+"""Volumes of a pod, stored as folders below the pod's own folder. The mounts of containers refer to these folders."""
 
 import asyncio
 import base64
@@ -19,7 +19,7 @@ _SHM_SIZE = 64 * 2**20  # /dev/shm of a pod, as in containerd
 
 
 class VolumeError(Exception):
-    """Error that a volume cannot be set up (yet). It is reported as FailedMount, and the message gives the reason."""
+    """Error: a volume cannot be set up, or not yet. It is reported as FailedMount, and the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def _host_path(source: Object) -> Path:
 
 
 def write_files(folder: Path, files: dict[str, File]) -> None:
-    """Replace all files of a folder at once, through the link ..data, as the kubelet does."""
+    """Replace all files of a folder at once, by a change of the link ..data, as the kubelet does."""
     folder.mkdir(parents=True, exist_ok=True)
     current = folder / "..data"
     if current.exists() and _read(current) == files:
