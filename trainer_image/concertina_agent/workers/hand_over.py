@@ -79,9 +79,9 @@ def interpreter() -> dict[str, Any]:
 
 
 def _asked(start: int, path: str) -> str:
-    """Send a description of this interpreter to the agent, and act on the answer.
+    """Send a description of this interpreter to the agent, and act on the answer. Return the path for recorded imports.
 
-    Return the path of the file in which to record imports, or "" if they are not to be recorded.
+    The result is the path of the file in which this interpreter records its imports, or "" if it must not record them.
 
     The function returns only if the script has to start in this process.
 
@@ -146,7 +146,7 @@ def _command_line() -> list[str]:
 
 
 def _inherited_files() -> list[int]:
-    """Return the file descriptors that were open when this process was started."""
+    """Return the descriptors of the files that this process has inherited from its parent."""
     numbers = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the descriptor of the folder itself is closed by now
@@ -156,7 +156,7 @@ def _inherited_files() -> list[int]:
 
 
 def _stand_in(agent: socket.socket, pid: int, group: int, files: Iterable[int]) -> NoReturn:
-    """Act as process `pid`, which runs the script: forward signals to it, and end in the same way when it ends."""
+    """Represent process `pid`, which runs the script: forward signals to it, and end in the same way when it ends."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     # A signal to this process's group reaches the script directly, because the script is in the same group.
     with contextlib.suppress(OSError):
@@ -180,7 +180,7 @@ def _forward(pid: int, number: int) -> None:
 def _release(files: Iterable[int]) -> None:
     """Close the inherited files in this process.
 
-    A pipe's reader then sees the end when the script closes the pipe.
+    Afterwards, only the script has a pipe open, so the pipe's reader sees the end when the script closes the pipe.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for file in files:

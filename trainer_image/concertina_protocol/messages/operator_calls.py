@@ -131,10 +131,12 @@ class Assign:
     images: tuple[str, ...] = ()
     """Distinct images of the members' containers, as resolved by the nodes. They become part of the state's lineage."""
     outside: tuple[Member, ...] = ()
-    """Replicas that are not members of the round, but hold shards of `restore` that no member holds. They have no
-    ranks.
+    """Replicas that are not members of the round, but have shards of `restore` that no member has.
 
-    An operator with an early version 1 of the protocol does not send this field. Members then hold all shards.
+    An operator with an early version 1 of the protocol does not send this field. In that case, the members have all
+    shards.
+
+    These replicas have no ranks.
     """
     living: tuple[str, ...] = ()
     """Uids of the other existing jobs of the namespace that may use the same checkpoint folder.

@@ -466,8 +466,10 @@ class Report:
     A coordinator sets this field if all workers of the round measure these seconds.
     """
     world_mismatch: str = ""
-    """Clause that says how every worker of the round trains in a world of its own, or "". Only a coordinator sets
-    this."""
+    """Part of a sentence that says how every worker of the round trains in a world of its own, or "".
+
+    Only a coordinator sets this field.
+    """
     takes_calls: bool = False
     """True if the operator may send requests on the connection of this stream.
 
