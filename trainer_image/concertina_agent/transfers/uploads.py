@@ -66,7 +66,7 @@ class UploadDriver:
         self._owned = False
         """True if this job is known to own the folder of checkpoints. From then on, the owner is not checked again."""
         self._failing = False
-        """True if the last request failed."""
+        """True if a request has failed and no later request has succeeded."""
         self._part_goes_first = False
         """True if an upload must be sent before the next publication.
 

@@ -203,7 +203,7 @@ class WarmProgram:
 
     @property
     def told(self) -> str:
-        """Program and its recorded modules, as lines to send to another replica, or"""
+        """Program and its recorded modules, as lines to send to another replica, or "" if no modules are recorded."""
         if self.parent is None or self.parent.size == 0:
             return ""
         return f"{self.parent.program.to_json(self._base, self.parent.reads)}\n{lines_to_tell(str(self.modules))}"
