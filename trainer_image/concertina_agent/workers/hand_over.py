@@ -5,10 +5,12 @@ A warm parent is a process that has already imported the script's modules. The s
 one of these:
 
     {"record": PATH or "", ...}   The script starts in this process, which records its imports in that file. If a fork
-    has refused to take over the script, the answer also has the reason as "plain", and the interpreter sends this
-    reason to the agent. {"pid": N, "group": G}        The script runs in process N, a fork of a warm parent. This
-    process joins group G and represents process N: it forwards signals to N, and ends in the same way when the agent
-    sends {"code": C}. The program that has started this process therefore sees how the script ended.
+                                  has refused to take over the script, the answer also contains the reason as "plain",
+                                  and the interpreter sends this reason to the agent.
+    {"pid": N, "group": G}        The script runs in process N, a fork of a warm parent. This process joins group G and
+                                  represents process N: it forwards signals to N, and ends in the same way when the
+                                  agent sends {"code": C}. The program that has started this process therefore sees
+                                  how the script ended.
 
 If an interpreter runs an installed program, such as `accelerate launch`, it keeps the environment variable VARIABLE.
 The scripts of its child processes are then handed over too. Any other interpreter removes the variable.

@@ -232,7 +232,7 @@ class Coordinator:
             self._differ_since += seconds
 
     def overdue(self, now: float) -> list[tuple[str, str]]:
-        """Return the members that have missed a deadline, each with a clause that says what the member failed to do."""
+        """Return the members that have missed a deadline, each with a phrase that says what the member failed to do."""
         never = f"did not join within {self._join_seconds:g} s"
         reasons = {True: f"has not answered for {SILENCE_SECONDS:g} s", False: never}
         late = [replica for replica, deadline in self._give_up_at.items() if now >= deadline]
