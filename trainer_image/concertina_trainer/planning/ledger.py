@@ -157,7 +157,7 @@ class Ledger(TorchDispatchMode):
         return result
 
     def _turn(self) -> None:
-        """At the end of a backward pass, count the remaining temporary tensors as gradients.
+        """Count the temporary tensors that remain at the end of a backward pass as gradients.
 
         Tensors that a backward pass leaves behind are gradients that wait for their reduction over ranks.
         """

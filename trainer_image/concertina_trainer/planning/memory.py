@@ -54,7 +54,7 @@ class RankMemory:
     peaks: Mapping[MemoryPhase, Mapping[MemoryKind, float]]
     """Bytes by kind at the peak of each phase, on the device."""
     sent: Mapping[str, float]
-    """Bytes of collectives, by the dimension of parallelism and the operation, such as `fsdp all-gather`."""
+    """Bytes of collectives, keyed by dimension of parallelism and operation, such as `fsdp all-gather`."""
     host: Mapping[MemoryKind, float]
     """Bytes of the state in host memory, keyed by kind."""
 

@@ -99,7 +99,7 @@ def read_model_setting(model: ModelConfig, layers: int, weights: int, left_out: 
     """Return the model that was read for `model.from` or `model.hf`, as an entry of `status.settings`.
 
     Every round reports the same value, because a round that restores a saved state no longer reads config.json. The
-    result is empty if the spec has all fields of the model.
+    result is empty if the spec itself sets all fields of the model.
 
     Args:
         model: Model with all fields.

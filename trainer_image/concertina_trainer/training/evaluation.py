@@ -60,7 +60,7 @@ class BatchResults:
     losses: list[float] = dataclasses.field(default_factory=list)
     """Mean loss of each batch."""
     correct: list[float] = dataclasses.field(default_factory=list)
-    """Share of the weights of each batch that correctly predicted tokens have, or empty for a custom model."""
+    """Share of each batch's weights that belongs to correctly predicted tokens, or empty for a custom model."""
     tokens: list[int] = dataclasses.field(default_factory=list)
     """Sum of the weights of each batch's predicted tokens."""
     text_bytes: list[float | None] = dataclasses.field(default_factory=list)
@@ -88,7 +88,7 @@ class Figures:
     tokens: int
     """Sum of the weights of the predicted tokens."""
     token_accuracy: float | None
-    """Share of `tokens` whose logit is the largest, or None if the model does not predict tokens."""
+    """Share of `tokens` for which the right token has the largest logit, or None without tokens to predict."""
     bits_per_byte: float | None
     """Loss in bits per byte of text, or None if it is not known or not finite."""
 

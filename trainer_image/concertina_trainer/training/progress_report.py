@@ -113,9 +113,7 @@ class Reporter:
         """Moving average of the seconds of a step, without the first step, which includes the warm-up."""
         self._first_step_at: float | None = None
         self._graphs, self._compiling = 0, 0.0
-        """Number of graphs that this process had compiled by the previous step, and seconds it had spent on it when the
-        round began.
-        """
+        """Number of graphs compiled by the previous step, and seconds of compilation before the round."""
         self._saving = self._slowest_save = 0.0
         self._sent: Progress | Beat | None = None
         self._stalled_by = ""
