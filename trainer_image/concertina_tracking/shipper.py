@@ -43,7 +43,7 @@ class Shipper:
         self._spool, self._start, self._made_of, self._environment = spool, start, made_of, environment
         self._tracker: Tracker | None = None
         self._logged: Collection[int] | None = None
-        """Steps after the round's first step that the tracking tool already has, or None if they are not known."""
+        """Steps after the round's start step that the tracking tool already has, or None if they are not known."""
 
     @property
     def idle(self) -> bool:
