@@ -28,7 +28,7 @@ class GroupCalls:
     title: str
     """Description of the group, such as mesh_shard, or "" if it has none."""
     ranks: tuple[int, ...]
-    """First rank, last rank and step of the group's ranks, as in `range`, or () if their distances differ."""
+    """First rank, last rank and common distance of the group's ranks, or () if their distances differ."""
     called: int
     """Number of the newest collective that this rank has called."""
     waits_for: Annotated[Optional[int], Absent(0)] = None

@@ -287,7 +287,7 @@ class Heartbeat:
     busy: float = 0.0
     """Seconds in which the worker did not wait for other ranks, in this round's finished steps except the first."""
     stack: Optional[tuple[str, ...]] = None
-    """Stack of the worker, or None if the coordinator has not reported that the round hangs."""
+    """Stack of the worker, collected when the coordinator reports that the round hangs, or None before."""
     calls: Optional[tuple[GroupCalls, ...]] = None
     """Collectives of the worker, which are collected with the stack, or None if its flight recorder did not answer."""
 
