@@ -1,7 +1,7 @@
 """Event loop of the agent, which connects `core.machine` with sockets, processes and files.
 
-Sockets, processes and files produce events. `core.machine` handles an event and returns effects, such as a message to
-send. This module carries out the effects. Everything runs in one thread.
+Sockets, processes and files produce events. The state machine in `core.machine` receives an event and returns effects,
+such as a message to send. This module carries out the effects. Everything runs in one thread.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from concertina_protocol.log import log_event
 from concertina_protocol.tracking import spool
 
 FAREWELL_SECONDS = 0.2
-"""Seconds that an exiting agent waits so that its last messages reach the coordinator and the operator."""
+"""Seconds that an exiting agent waits so that its last messages can reach the coordinator and the operator."""
 QUIET = (e.Tick, e.WorkerMessage, e.MemberMessage, e.CoordinatorMessage, e.PeerCopied, e.CopyHeld)
 """Frequent events, which are not written to the log."""
 
@@ -116,7 +116,7 @@ class Agent:
             e.Exit: (self._leave,),
             e.IllegalTransition: (lambda effect: log_event("illegal_transition", what=effect.what),),
         }
-        """Functions that carry out an effect, by the class of the effect, in the order in which they are called."""
+        """Functions that carry out an effect, in the order of their calls, keyed by the class of the effect."""
 
     async def run(self) -> int:
         """Run the agent until it must exit, and return the process's exit code."""
@@ -185,7 +185,7 @@ class Agent:
         self._tasks.start("uploader", self._uploads.keep_running(start, self._workers.until_warm))
 
     async def _ship_all(self) -> None:
-        """Before the exit, send all records of the run that the tracking tool has not received yet.
+        """Send all records of the run that the tracking tool has not received yet, before the agent exits.
 
         If the pod is being terminated, sending stops when the pod's grace period ends.
         """

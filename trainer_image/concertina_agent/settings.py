@@ -26,7 +26,7 @@ class MetricsSettings:
     node: str
     port: int
     per_rank: bool = False
-    """True if metrics are served for each worker. Otherwise their sums are served."""
+    """True if each worker's metrics are served. Otherwise the sums over all workers are served."""
     token: Optional[str] = None
     """Bearer token that clients must present.
 
@@ -45,8 +45,11 @@ class AgentSettings:
     port: int
     workers: int
     volume: Path
-    """Folder that persists when the container restarts. It has the highest round seen, snapshots, copies and the
-    socket."""
+    """Folder that persists when the container restarts.
+
+    It contains the highest round that the agent has seen, snapshots, copies of other replicas' snapshots, and the
+    socket.
+    """
     identity: Path
     """Folder with the files ca.crt, tls.crt and tls.key."""
     grace: float
@@ -57,22 +60,25 @@ class AgentSettings:
     command: tuple[str, ...] = ()
     """The user's own command, or empty for the bundled trainer."""
     warm_start: bool = False
-    """True if a user's own command gets a warm start. The bundled trainer always does."""
+    """True if a user's own command gets a warm start. The bundled trainer always gets one."""
     job: str = ""
     """Name of the job as NAMESPACE/NAME."""
     track_every: int = 0
-    """Interval of tracked steps: every step whose number is a multiple is sent to the tracking tool. 0: no tracking."""
+    """N if every N-th step is sent to the tracking tool, or 0 without tracking."""
     step_detection: bool = False
-    """True if the optimizer steps of a user's own command are counted by a hook in torch."""
+    """True if a hook in torch counts the optimizer steps of a user's own command."""
     preload: tuple[str, ...] = ()
     """Modules that a warm start imports in advance until the modules of the script are known.
 
     A warm start forks workers from a process that has imported their modules already.
     """
     package: str = "concertina_trainer"
-    """Python package of the bundled trainer. The agent runs its modules preload, worker, uploader and store."""
+    """Python package of the bundled trainer.
+
+    The agent runs the package's modules preload, worker, uploader and store.
+    """
     metrics: Optional[MetricsSettings] = None
-    """Settings of the metrics, or None if they are not served."""
+    """Settings of the metrics, or None if no metrics are served."""
 
     @property
     def bundled(self) -> bool:
@@ -88,7 +94,10 @@ class AgentSettings:
 
     @property
     def requests_devices(self) -> bool:
-        """True if the pod may have GPUs of its own. A privileged pod without any also sees the GPUs of other pods."""
+        """True if the pod may have GPUs of its own.
+
+        A privileged pod that requests no GPU still sees the GPUs of other pods.
+        """
         return self.environment.get("CONCERTINA_PREFLIGHT") != "none"
 
 
@@ -163,7 +172,7 @@ METRICS_TOKEN = "CONCERTINA_METRICS_TOKEN"
 
 
 def _metrics(environment: Mapping[str, str]) -> Optional[MetricsSettings]:
-    """Return the settings of the metrics, or None if the operator is of a version without metrics.
+    """Return the settings of the metrics, or None if an operator version without metrics has created the pod.
 
     Raises ValueError if a setting is invalid.
     """
@@ -182,14 +191,14 @@ def _names(names: object) -> tuple[str, ...]:
 
 
 SCRIPT_API = "python"
-"""Folder in the volume with the package `trainingjob` and its dependencies, for users' own commands.
+"""Name of the folder in the volume with the package `trainingjob` and its dependencies, for users' own commands.
 
 The command `install` writes this folder.
 """
 
 
 STORAGE_API = "storage"
-"""Folder beside SCRIPT_API with a client of durable storage, for scripts in images without one."""
+"""Name of the folder beside SCRIPT_API with a client of durable storage, for scripts in images without a client."""
 
 
 def _with_script_api(environment: dict[str, str], command: tuple[str, ...]) -> dict[str, str]:
@@ -219,17 +228,16 @@ def _with_hook(environment: dict[str, str], is_needed: bool) -> dict[str, str]:
 
 
 COMPILED = "compiled"
-"""Folder in the volume with compiled code, which is private to the pod."""
+"""Name of the folder in the volume for compiled code. The folder is private to the pod."""
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Names of the variable with settings of torch's CUDA allocator, the present name first."""
+"""Names of the environment variable for torch's CUDA allocator: the present name, then the older one."""
 
 
 def _with_trainer_defaults(environment: dict[str, str], command: tuple[str, ...]) -> dict[str, str]:
     """Return the environment with defaults for the bundled trainer.
 
     Variables that the pod template sets are not changed. By default, the compiler's cache is in the pod's own volume.
-    Other jobs may be able to write to a folder for temporary files, and could change the code in the cache, which
-    workers run.
+    Workers run the code in this cache. In a folder for temporary files, other jobs could change that code.
     """
     if command:
         return environment

@@ -24,7 +24,7 @@ LINE_BYTES = 6144
 def trace(rank: int, first_step: int, steps: int, seconds: float) -> int:
     """Request a trace, and print the file `step_traces.trace_file` in base64.
 
-    If there is no trace, the exit code is 1, and a sentence is printed on stderr.
+    The result is the exit code. If there is no trace, it is 1, and a sentence is printed on stderr.
     """
     name = secrets.token_hex(8)
     try:

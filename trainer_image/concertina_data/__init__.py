@@ -1,8 +1,8 @@
 """Training data: shards of tokens with a manifest, the order of their sequences, and the code that reads them.
 
 The bundled trainer reads its data through this package. Training scripts in users' own images use it through
-`trainingjob.data`. The package requires Python 3.9 or later, `concertina_protocol` and `concertina_state`. It requires
-obstore to read data from a store. If torch is installed, rows of tokens are tensors.
+`trainingjob.data`. The package requires Python 3.9 or later, `concertina_protocol` and `concertina_state`. To read data
+from a store, the package requires obstore. If torch is installed, rows of tokens are tensors.
 
 The modules, in the order in which a read uses them:
 - `data_manifest`: the shards of a data set.

@@ -1,16 +1,16 @@
-"""Cache of data files from a store, in a folder of bounded size that the workers of a node share.
+"""Cache of data files from a store: a folder of bounded size that the workers of a node share.
 
 Each time a worker opens a file, it compares the contents with the file's checksum.
 
 If the store is slow or unreachable, the worker repeats the request until a deadline. Between two attempts, the worker
 releases its lock on the file and deletes its draft, so that other workers can try. A worker of another job may succeed,
-because its store may answer.
+because that job may use a store that answers.
 
-A draft is a file that is being fetched. It has its final size from the beginning, so that its room is reserved.
+A draft is a file that is being fetched. It has its final size from the beginning, so that the space for it is reserved.
 
 If a file is missing, incomplete or wrong, the worker requests the file twice more within seconds, and then raises an
 error. The worker does the same if the store refuses the request, with one exception: if the store has answered this run
-before, the worker keeps trying until the deadline, because its token may have expired.
+before, the worker keeps trying until the deadline, because the worker's access token may have expired.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from concertina_state.objects.stores import REQUEST
 
 _BACKOFF = (0.2, 0.5, 1.0, 2.0, 5.0)
 _LONG = 10.0
-"""Seconds after which `waiting_for` reports a file that has not arrived, or that another worker is still fetching."""
+"""Seconds after which `waiting_for` reports a file that has not arrived or that another worker is still fetching."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05
 T = TypeVar("T")
 _room_lock = one_per_process(lambda folder: threading.Lock())
-"""Function that returns the lock in memory of a cache folder, given the folder's real path.
+"""Function that returns the in-memory lock of a cache folder, given the folder's real path.
 
-Threads of a process wait for it, because waiting for the lock of a file means to poll it.
+Threads of one process wait for this lock, because they could only poll the lock of a file.
 """
 
 
@@ -63,9 +63,9 @@ class _Unanswered(Exception):
 class Stored:
     """Data set in a store.
 
-    A round is a period in which a fixed set of replicas trains. Copies of its files lie in a folder that all data sets
-    and rounds of the node share. If the folder would exceed `cache.limit` bytes, the least recently used copies are
-    deleted.
+    A round is a period in which a fixed set of replicas trains. Copies of the data set's files are in a folder that all
+    data sets and rounds on the node share. If the folder would exceed `cache.limit` bytes, the least recently used
+    copies are deleted.
     """
 
     def __init__(self, uri: str, cache: CacheSettings) -> None:
@@ -78,11 +78,10 @@ class Stored:
         """
         self._cache, self._folder = cache, cache.folder
         self._has_answered = cache.begun
-        """True if the store has answered a request, in this round or an earlier one."""
+        """True if the store has answered at least one request, in this round or an earlier one."""
         self._waiting: dict[int, str] = {}
         self._opening: dict[int, tuple[float, ManifestFile]] = {}
-        """Files that are being opened, by thread: the time at which the call began, in monotonic seconds, and the
-        file."""
+        """File that each thread is opening, and the start of the call in monotonic seconds, keyed by thread."""
         self._requesters = requesters()
         with self._usable():
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -172,7 +171,7 @@ class Stored:
 
     @contextlib.contextmanager
     def _making_room(self) -> Iterator[bool]:
-        """Lock the folder's room for the `with` block, and yield whether the lock was obtained.
+        """Lock the cache folder for making room, during the `with` block, and yield whether the lock was obtained.
 
         Threads of this process wait for a lock in memory, because the lock of a file can only be polled.
         """
@@ -205,7 +204,7 @@ class Stored:
         return content
 
     def _fetch_to_memory(self, file: ManifestFile) -> Content:
-        """Fetch a file that the cache has no room for.
+        """Fetch a file into memory, because the cache has no room for it.
 
         Raises:
             InvalidInput: When the file is missing or damaged.
@@ -221,9 +220,10 @@ class Stored:
         return self._fetch(file, put, lambda: memory)
 
     def _fetch(self, file: ManifestFile, put: Put, content: Callable[[], Content]) -> Content:
-        """Fetch a file from the store, and write it with `put`. Then call `content`, and return its result.
+        """Fetch a file from the store, write it with `put`, and return the result of `content`.
 
-        If the store has no correct file, try again a few times within seconds.
+        `content` is called once the file is written. If the store has no correct file, try again a few times within
+        seconds.
 
         Raises:
             InvalidInput: When the file is missing or damaged.
@@ -241,7 +241,7 @@ class Stored:
         raise file.missing(self.uri) if fetched is None else file.damaged(self.uri, fetched.size)
 
     def _part(self, key: str, span: tuple[int, int]) -> ObjectPart | None:
-        """Return the bytes [begin, end) of an object, or None if it does not exist. The request is sent now.
+        """Return the bytes [begin, end) of an object, or None if the object does not exist. Send the request at once.
 
         Raises:
             _Unanswered: When the store does not answer.
@@ -254,7 +254,7 @@ class Stored:
         While the store does not answer, `on_wait` is called repeatedly with the reason.
 
         Raises:
-            InvalidInput: When the store refuses, and has not answered any request before.
+            InvalidInput: When the store refuses the request, and has not answered any request before.
             StorageError: When the deadline has passed.
         """
         return self._patiently(lambda: self._ask(lambda: self._source.get(name)), on_wait)
@@ -277,7 +277,7 @@ class Stored:
         """Return the result of `ask`, a request to the store. Repeat the request as long as the store does not answer.
 
         Raises:
-            InvalidInput: When the store refuses, and has not answered any request before.
+            InvalidInput: When the store refuses the request, and has not answered any request before.
             StorageError: When the deadline has passed.
             AssertionError: Never: there is always another wait.
         """
@@ -306,7 +306,7 @@ class Stored:
             self._waiting.pop(threading.get_ident(), None)
 
     def _wait_for_room(self, path: Path, size: int) -> io.FileIO | None:
-        """Return an empty draft of `size` bytes for a file, or None if other writers leave no room for too long.
+        """Return an empty, locked draft of `size` bytes, or None if other writers leave no room for too long.
 
         Several threads and processes fetch and write at the same time. Only one makes room at a time, so that the size
         limit holds.
@@ -320,9 +320,9 @@ class Stored:
         return draft
 
     def _room_for(self, path: Path, size: int) -> io.FileIO | None:
-        """Return an empty draft of `size` bytes for a file, which is locked, after deleting old files to make room.
+        """Return an empty, locked draft of `size` bytes, after deleting old files to make room.
 
-        The result is None if other writers have to end first.
+        The result is None if there will be room only after other writers have finished.
 
         Raises:
             StorageError: When the folder is full or can't be used.
@@ -375,7 +375,7 @@ class Stored:
 
 
 def _is_left(draft: Path) -> bool:
-    """Return whether a killed process left the draft. A process that writes a draft has locked it."""
+    """Return whether a killed process left the draft. A process that is writing a draft holds a lock on it."""
     with contextlib.suppress(OSError), draft.open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -396,7 +396,7 @@ def _try_lock(lock: IO[str], seconds: float) -> bool:
 
 
 def _pauses() -> Iterator[float]:
-    """Yield the seconds between two attempts to take a lock. A blocking lock would have no time limit."""
+    """Yield the seconds to wait between attempts to lock a file. A blocking lock would have no time limit."""
     pause = _SHORTEST_PAUSE
     while True:
         yield pause

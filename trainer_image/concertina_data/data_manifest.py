@@ -21,7 +21,7 @@ TOKEN = "token"
 WEIGHT = "weight"
 """Name of the field with the token's weight in the loss: a whole number from 0 to 255."""
 NUMBER_BYTES = {"uint8": 1, "uint16": 2, "uint32": 4, "int64": 8, "float16": 2, "float32": 4, "float64": 8}
-"""Bytes of a number of each type. Numbers are little-endian."""
+"""Size in bytes of a number of each type. Numbers are little-endian."""
 _UNSIGNED = ("uint8", "uint16", "uint32")
 MOST_WIDTH = 65536
 _MOST_NAME = 100
@@ -36,14 +36,14 @@ class TokenShard:
     size: int
     """Size in bytes."""
     sha256: str
-    """Digest that identifies the content. Reads verify `crc32`, which is faster."""
+    """Digest that identifies the content. Reads verify `crc32` instead, because it is faster."""
     crc32: int
     documents_file: str
     """Name of the file with the offset of each document, in tokens, as little-endian uint64."""
     documents: int
     documents_sha256: str
     text_bytes: Optional[int] = None
-    """Size in bytes of the text that became the tokens, or None if the documents are not text, or chats."""
+    """Size in bytes of the text from which the tokens were made, or None for chats and documents without text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,16 +58,16 @@ class TokenizerFacts:
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """One of the values of an element. An element is what a shard has at each position, such as a token."""
+    """One value of an element. An element is the entry at one position of a shard, such as a token."""
 
     name: str
     type: str
-    """Type of a number: a key of NUMBER_BYTES."""
+    """Type of the numbers of the value: a key of NUMBER_BYTES."""
     width: int = 0
-    """Number of numbers of a vector, or 0 if the value is a single number."""
+    """Length of the vector, or 0 if the value is a single number."""
 
     def __post_init__(self) -> None:
-        """Check the field.
+        """Check the name and the type of the field.
 
         Raises:
             ValueError: When the name or the type can't be used.
@@ -116,13 +116,16 @@ class ChatFacts:
     """
 
     length: int
-    """Most tokens that a document predicts. A document has one token more."""
+    """Maximum number of tokens that a document predicts.
+
+    A document can have one more token, because its first token is not predicted.
+    """
     template: str = ""
     """Digest of the chat template, or "" if the tokenizer has none."""
     trained: int = 0
     """Number of tokens with weight 1."""
     truncated: int = 0
-    """Number of documents whose end was cut off, so that they have no more tokens than `length` + 1."""
+    """Number of documents that were cut off at the end, so that they have at most `length` + 1 tokens."""
     dropped: int = 0
     """Number of documents that were left out, because none of their tokens has weight 1."""
 
@@ -164,7 +167,7 @@ class DataManifest:
 
     @property
     def more_fields(self) -> tuple[Field, ...]:
-        """Fields beside the token and its weight."""
+        """Fields other than the token and its weight."""
         return tuple(field for field in self.fields if field.name not in (TOKEN, WEIGHT))
 
     @property
@@ -187,7 +190,7 @@ class DataManifest:
     def sequences(self, length: int) -> list[int]:
         """Return how many sequences of `length` tokens each shard contains.
 
-        A sequence consists of `length` tokens to predict, and the token before the first of them as input.
+        A sequence consists of `length` tokens to predict, and of the token before them, which is only an input.
         """
         return [max(0, (shard.tokens - 1) // length) for shard in self.shards]
 
@@ -208,7 +211,7 @@ def short_digest(content: bytes) -> str:
 def digest_of(mode: str, digests: Sequence[str], weights: Sequence[int]) -> str:
     """Return a digest that identifies a mixture of data sets and the way in which their documents become sequences.
 
-    `digests` has the digest of each data set's manifest.
+    `digests` contains the digest of each data set's manifest.
     """
     if len(digests) == 1 and mode == "joined":
         return digests[0]

@@ -25,10 +25,10 @@ Put = Callable[[int, memoryview], None]
 
 @dataclass(frozen=True)
 class Fetched:
-    """Result of a transfer."""
+    """Result of a transfer by `fetch`."""
 
     size: int
-    """Size of the object in bytes, or the number of bytes that arrived if that is less."""
+    """Size of the object in bytes, or the number of bytes that arrived if fewer arrived."""
     crc32: Optional[int]
     """crc32 of the bytes that were written, or None if they are not the whole object."""
 
@@ -40,8 +40,10 @@ class _Piece:
     size: int
     """Number of bytes that arrived."""
     crc32: Optional[int]
-    """crc32 of the bytes that were written, or None if they are not exactly the requested ones of an object of the
-    expected size. In that case, nothing was written."""
+    """crc32 of the written bytes, or None if nothing was written.
+
+    Nothing is written unless exactly the requested bytes of an object of the expected size arrive.
+    """
 
 
 def requesters() -> Threads:
@@ -53,7 +55,7 @@ _requesters = one_per_process(Threads)
 
 
 def fetch(get_part: GetPart, size: int, put: Put, threads: Threads) -> Optional[Fetched]:
-    """Write an object that should have `size` bytes, with `put`. Return None if the object does not exist.
+    """Fetch an object that should have `size` bytes, and write it with `put`. Return None if it does not exist.
 
     Each thread computes the checksum of a piece and writes the piece as soon as it has arrived. No thread writes after
     this function has returned or raised an error.
@@ -79,9 +81,9 @@ def fetch(get_part: GetPart, size: int, put: Put, threads: Threads) -> Optional[
 
 
 def _fetch_piece(get_part: GetPart, size: int, put: Put, begin: int) -> Optional[_Piece]:
-    """Write the piece that begins at `begin`. Return None if the object does not exist.
+    """Fetch and write the piece that begins at `begin`. Return None if the object does not exist.
 
-    No more bytes are requested than the object should have, because another object can be larger than the memory.
+    The request ends at the expected size of the object, because a wrong object can be larger than the memory.
     """
     end = min(size, begin + PIECE)
     part = get_part((begin, max(end, begin + 1)))

@@ -19,16 +19,16 @@ Content = Union[mmap.mmap, bytes]
 
 @dataclass(frozen=True)
 class ManifestFile:
-    """File as the manifest describes it."""
+    """File as the manifest of a data set describes it."""
 
     file: str
     size: int
     sha256: str
     crc32: int | None = None
-    """crc32 of the contents, or None if it is unknown. Comparing it is twice as fast as comparing SHA-256."""
+    """crc32 of the contents, or None if it is unknown. Comparing crc32 is twice as fast as comparing SHA-256."""
 
     def matches(self, content: Content) -> bool:
-        """Return whether these are the contents of this file."""
+        """Return whether `content` is the content of this file."""
         if len(content) != self.size:
             return False
         if self.crc32 is not None:
@@ -57,7 +57,7 @@ def documents_file(shard: TokenShard) -> ManifestFile:
 
 
 def mapped(path: Path) -> Content | None:
-    """Return a mapping of the file, or None if it does not exist."""
+    """Return a memory mapping of the file, or None if the file does not exist."""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         return map_of(file.fileno())
     return None

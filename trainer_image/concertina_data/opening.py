@@ -16,7 +16,7 @@ from concertina_state.errors import InvalidInput
 FETCH_THREADS = 4
 """Number of shards that a worker fetches and verifies at the same time.
 
-More requests to one store would not be faster, and all workers share the cores.
+Further requests to one store would not increase the speed, and all workers share the cores.
 """
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ def read_manifest(place: DataPlace, on_wait: OnWait = lambda reason, seconds: No
 
 
 class OpenShards(Generic[T]):
-    """Cache of open shards for one thread. The function `open_one` opens a shard before it is needed.
+    """Cache of open shards for one thread. It calls the function `open_one` to open shards before they are needed.
 
     `open_one` must not refer to the owner of this object. Otherwise the owner is part of a reference cycle, and its
     threads, file mappings and connections stay until Python's garbage collector finds the cycle. In a process with many
@@ -63,11 +63,12 @@ class OpenShards(Generic[T]):
     def __init__(
         self, sizes: Sequence[int], most_bytes: int, open_one: Callable[[int], T], threads: Threads, most_shards: int
     ) -> None:
-        """Prepare to open shards. None is opened yet.
+        """Prepare to open shards. The constructor opens none.
 
         Args:
             sizes: Size of each shard in bytes.
-            most_bytes: Limit on the total size of the open shards. A larger single shard is opened all the same.
+            most_bytes: Limit on the total size of the open shards. A single shard that is larger is opened
+                nevertheless.
             open_one: Function that opens the shard with a given index.
             threads: Threads that call `open_one`.
             most_shards: Limit on the number of open shards.
@@ -76,7 +77,10 @@ class OpenShards(Generic[T]):
         self._sizes, self._most, self._open_one, self._threads = sizes, most_bytes, open_one, threads
         self._open: OrderedDict[int, Future[T]] = OrderedDict()
         self._ready: dict[int, T] = {}
-        """Results of futures of `_open` that `get` has returned. A future takes a lock each time."""
+        """Results of futures of `_open` that `get` has returned.
+
+        Reading a result from this table is faster, because a future takes a lock at each call.
+        """
         self._bytes = 0
 
     def get(self, index: int) -> T:

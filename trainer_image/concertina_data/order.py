@@ -3,12 +3,12 @@
 The sequence at a position depends only on the shards, the seed, the number of groups and the position.
 
 An epoch visits every sequence once. It permutes the shards and divides their sequences into groups of equal size. The
-groups take turns: with 16 groups, each group has every 16th position. Each group divides its shards into windows, and
-permutes all sequences within a window. The windows of all groups together have WINDOW shards, or one shard for each
-group if there are more groups. Usually, a reader of all groups therefore needs no more than WINDOW shards at a time,
-and a reader of one group needs one (decisions "Data order in two levels" and "Groups of shards"). Both permutations are
-keyed Feistel networks with cycle walking. They need no table of sequences and no state, so any position can be computed
-by itself.
+groups take turns: with 16 groups, every 16th position belongs to the same group. Each group divides its shards into
+windows, and permutes all sequences within a window. The windows of all groups together contain WINDOW shards, or one
+shard for each group if there are more than WINDOW groups. Usually, a reader of all groups therefore needs at most
+WINDOW shards at a time, and a reader of one group needs one shard (decisions "Data order in two levels" and "Groups of
+shards"). Both permutations are keyed Feistel networks with cycle walking. They need no table of sequences and no state,
+so any position can be computed by itself.
 
 This module computes with plain integers. `concertina_trainer.data.batch_order` computes many positions at once.
 """
@@ -25,13 +25,13 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 WINDOW = 16
-"""Number of shards of the windows of all groups together, if there are no more groups than this."""
+"""Total number of shards in the windows of all groups, if there are at most this many groups."""
 GROUPS = 16
 """Default number of groups."""
 MOST_GROUPS = 1024
 ROUNDS = 6
 _TABLE_BITS = 12
-"""Largest half of a network, in bits, for which the round functions are tabulated.
+"""Maximum size, in bits, of half a network for which tables of the round functions are made.
 
 Building a table takes some milliseconds. With the tables, a position is computed in half a microsecond.
 """
@@ -39,7 +39,7 @@ _MASK = 2**64 - 1
 
 
 class Permutation:
-    """Permutation of 0 ... size-1, chosen by `key` (64 bits)."""
+    """Permutation of the numbers from 0 to `size` - 1, selected by the 64-bit `key`."""
 
     def __init__(self, size: int, key: int) -> None:
         self._size, self._half = size, half_bits(size)
@@ -77,7 +77,7 @@ def mix(x: int) -> int:
 
 
 def mixed(x: int) -> int:
-    """Return a pseudorandom 64-bit number for `x`: the result of one step of SplitMix64."""
+    """Return a pseudorandom 64-bit number for `x`, by one step of SplitMix64."""
     return mix(x + 0x9E3779B97F4A7C15 & _MASK)
 
 
@@ -89,20 +89,20 @@ def key_of(*numbers: int) -> int:
 
 
 class Epoch(NamedTuple):
-    """Tables of one epoch."""
+    """Tables that describe the order of one epoch."""
 
     shards: array[int]
     """Shards in the order of the epoch. A *place* is an index of this array."""
     begins: array[int]
-    """Number of sequences before each place, and the total at the end."""
+    """Number of sequences in the shards before each place, and the total at the end."""
     parts: array[int]
-    """First sequence of each group, numbered as `begins` does, and the total at the end."""
+    """First sequence of each group, in the numbering of `begins`, and the total number of sequences at the end."""
     taken: Sequence[int]
     """Number of sequences that each group has consumed in earlier epochs."""
 
 
 class Order:
-    """Order of the sequences of shards; shard number i has `counts[i]` sequences."""
+    """Order of the sequences of shards. Shard number i has `counts[i]` sequences."""
 
     def __init__(self, counts: Sequence[int], seed: int, turns: Sequence[int] = (0,)) -> None:
         """Prepare the order in which the sequences of all shards are visited.
@@ -118,7 +118,7 @@ class Order:
         self._counts, self._seed, self._turns = counts, seed, turns
         self.groups = max(turns) + 1
         self._share = len(turns) // self.groups
-        """Number of turns of each group in one period of the pattern."""
+        """Number of positions of each group in one period of the pattern `turns`."""
         self.window = max(1, WINDOW // self.groups)
         """Number of shards of a window of one group."""
         self._places = _places(turns, self.groups)
@@ -127,7 +127,7 @@ class Order:
         if not self.epoch_size:
             raise ValueError("no shard is as long as one sequence")
         self.stride = max(1, self.epoch_size // (4 * len(counts)))
-        """Number of positions in which `nearby` changes little: a quarter of an average shard."""
+        """Number of positions after which `nearby` should be computed again: a quarter of an average shard."""
         self._epoch = functools.lru_cache(maxsize=2)(self._epoch_tables)
         self._window = functools.lru_cache(maxsize=2 * self.groups)(self._permuted_window)
 
@@ -142,7 +142,7 @@ class Order:
         return Epoch(shards, begins, array("q", itertools.accumulate(sizes, initial=0)), taken)
 
     def _in_order(self, epoch: int) -> tuple[array[int], array[int]]:
-        """Return the shards in the order of this epoch, and how many sequences come before each shard."""
+        """Return the shards in the order of this epoch, and the number of sequences before each shard."""
         permutation = Permutation(len(self._counts), key_of(self._seed, epoch, 1))
         shards, begins = array("i", map(permutation.at, range(len(self._counts)))), array("q", [0])
         for shard in shards:
@@ -150,14 +150,14 @@ class Order:
         return shards, begins
 
     def _taken(self, position: int) -> list[int]:
-        """Return how many positions before `position` each group has."""
+        """Return, for each group, how many positions before `position` belong to the group."""
         periods, offset = divmod(position, len(self._turns))
         return [periods * self._share + bisect_left(places, offset) for places in self._places]
 
     def _permuted_window(self, epoch: int, group: int, window: int) -> tuple[int, Permutation]:
-        """Return the first sequence of a group's window, and the permutation of the window's sequences.
+        """Return the number of the first sequence in a group's window, and the permutation of the window's sequences.
 
-        The first sequence is given as its number in the epoch before sequences are permuted.
+        The number is that in the epoch's order before sequences are permuted within windows.
         """
         _, begins, parts, _ = self._epoch(epoch)
         last_place = min((window + 1) * self.window, len(begins) - 1)
@@ -177,9 +177,10 @@ class Order:
         return shards[index], shuffled - begins[index]
 
     def nearby(self, position: int, groups: Iterable[int] | None = None) -> list[int]:
-        """Return the shards that a reader of `groups` needs next. By default, it reads all groups.
+        """Return the shards that a reader of `groups`, or of all groups by default, needs next.
 
-        They are the shards of each group's window at the position, then those of each group's next window.
+        The result lists the shards of each group's window at the position, and then the shards of each group's next
+        window.
         """
         epoch, taken = position // self.epoch_size, self._taken(position)
         now, later = list[int](), list[int]()
@@ -194,7 +195,7 @@ class Order:
         return [shard for shard in dict.fromkeys(now + later) if self._counts[shard]]
 
     def _windows(self, epoch: int, group: int, begin: int) -> list[array[int]]:
-        """Return the shards of the window that contains the sequence `begin`, and those of the group's next window.
+        """Return the shards of the window that contains the sequence `begin`, and of the group's next window.
 
         A group of shards is divided into windows. The sequence is given as its number in the epoch before sequences are
         permuted. The result is shorter at the end of the epoch.
@@ -211,7 +212,10 @@ class Order:
 
 
 def _places(turns: Sequence[int], groups: int) -> list[array[int]]:
-    """Return the indexes in `turns` of each group, in ascending order. `turns` has the group of each position."""
+    """Return the indices in `turns` at which each group occurs, in ascending order.
+
+    `turns` contains the group of each position.
+    """
     places = [array("q") for _ in range(groups)]
     for turn, group in enumerate(turns):
         places[group].append(turn)
@@ -219,7 +223,7 @@ def _places(turns: Sequence[int], groups: int) -> list[array[int]]:
 
 
 def _earlier(turns: Sequence[int]) -> list[int]:
-    """Return, for each entry of `turns`, how many earlier entries are the same group."""
+    """Return, for each entry of `turns`, how many earlier entries have the same group."""
     counts, earlier = Counter[int](), list[int]()
     for group in turns:
         earlier.append(counts[group])
@@ -228,10 +232,10 @@ def _earlier(turns: Sequence[int]) -> list[int]:
 
 
 def classes(batch: int, groups: int) -> int:
-    """Return the number of classes into which the groups are divided by their number of sequences in each batch.
+    """Return the number of classes of groups for batches of this size: the greatest common divisor of both numbers.
 
-    Two groups are in the same class if their numbers are equal modulo the number of classes. Ranks take the sequences
-    of a batch class by class, so that a rank reads the same few groups in all batches.
+    Two groups are in the same class if their group numbers are equal modulo the number of classes. Ranks take the
+    sequences of a batch class by class, so that a rank reads the same few groups in all batches.
     """
     return math.gcd(batch, groups)
 

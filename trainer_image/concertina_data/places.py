@@ -1,4 +1,4 @@
-"""Data sets by URI: in a folder of this machine, or in a store. Files of a store are copied to a cache folder."""
+"""Data sets by URI: in a folder of this machine, or in a store whose files are copied to a cache folder."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def folder_on_node() -> Path:
 
 
 def _user() -> int:
-    """Return the id of this process's user, as seen outside of the user namespace.
+    """Return the user id of this process as the host sees it, outside of any user namespace.
 
-    Within a user namespace, a user without privileges can have the id 0.
+    Within a user namespace, a user without privileges can appear with the id 0.
     """
     user = os.getuid()
     with contextlib.suppress(OSError, ValueError):
@@ -46,11 +46,14 @@ class CacheSettings:
     """Settings of the folder with copies of stored files."""
 
     limit: int
-    """Maximum size in bytes, for all data sets and rounds together."""
+    """Maximum size of the folder in bytes, for all data sets and rounds together."""
     patience: float = PATIENCE_SECONDS
     """Seconds for which a request is repeated if the store does not answer."""
     begun: bool = False
-    """True if an earlier round of this run has read data from the store. If so, a refusal is retried."""
+    """True if an earlier round of this run has read data from the store.
+
+    If so, a request that the store refuses is retried.
+    """
     folder: Path = field(default_factory=folder_on_node)
 
 
@@ -72,7 +75,7 @@ class DataPlace(Protocol):
         ...
 
     def open(self, file: ManifestFile) -> Content:
-        """Return the contents of the whole file, which have been verified.
+        """Return the verified contents of the whole file.
 
         Raises:
             InvalidInput: When the file is missing or damaged.
@@ -91,7 +94,7 @@ def _readable(path: str) -> Iterator[None]:
 
 
 class InPlace:
-    """Data set in a folder, whose files are read without copying them."""
+    """Data set in a folder, from which files are read without copying them."""
 
     waiting_for = ""
 

@@ -1,6 +1,6 @@
 """Rows of tokens in memory: a tensor if torch is installed, otherwise a memoryview.
 
-Without torch, filling a row takes about 30 times as long. That is still little compared with a training step.
+Without torch, filling a row takes about 30 times as long. This time is still short compared with a training step.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from concertina_data.files import Content
 
 FORMATS: dict[int, Literal["B", "H", "I"]] = {1: "B", 2: "H", 4: "I"}
-"""Format code of a token in a memoryview, by the bytes per token."""
+"""Format code of a token in a memoryview, keyed by the number of bytes per token."""
 TORCH_TYPES = {1: "uint8", 2: "uint16", 4: "uint32"}
 
 
 class Rows(Protocol):
-    """Buffer for rows of int64 tokens that are copied in pieces. `result` has the shape `[count, width]`."""
+    """Buffer for rows of int64 tokens that are copied in pieces.
+
+    The attribute `result` has the shape `[count, width]`.
+    """
 
     result: Any
 

@@ -1,4 +1,4 @@
-"""Sequences of one data set, by position, as rows of tokens."""
+"""Sequences of one data set, given their positions, as rows of tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ PIECE = 1 << 14
 class Sequences:
     """Sequences of a data set, in the order that a seed determines.
 
-    Each sequence is cut out of the stream of documents. It has `length` tokens and the token after them.
+    Each sequence is cut out of the stream of documents. It has `length` tokens as inputs, and one more token, which is
+    only predicted.
     """
 
     def __init__(self, uri: str, length: int, seed: int, cache: CacheSettings, groups: int) -> None:
@@ -64,7 +65,7 @@ class Sequences:
         return self._place.waiting_for
 
     def rows(self, positions: Sequence[int]) -> Any:
-        """Return the sequences at these positions, as int64 `[positions, length + 1]`.
+        """Return the sequences at `positions`, as int64 `[len(positions), length + 1]`.
 
         The result is a tensor if torch is installed, otherwise a memoryview.
 

@@ -23,14 +23,18 @@ If a fetch ended later, its thread would abort the process.
 K = TypeVar("K")
 T = TypeVar("T")
 _making = threading.Lock()
-"""Lock of `one_per_process`. No other thread holds it during a fork, since the forked process could never take it."""
+"""Lock of `one_per_process`. It is held during a fork, so that no other thread holds it at that time.
+
+A lock that another thread holds during a fork is never released in the forked process.
+"""
 os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_making.release)
 
 
 def one_per_process(make: Callable[[K], T]) -> Callable[[K], T]:
-    """Decorate `make` so that a process has one result for a key, which all of its threads share.
+    """Decorate `make` so that a process has one result for each key, which all threads of the process share.
 
-    A forked process makes its own one, because it has none of its parent's threads, and they may hold locks.
+    A forked process makes a result of its own. It has none of its parent's threads, and the parent's result may contain
+    locks that such a thread holds.
     """
     made: dict[tuple[int, K], T] = {}
 
@@ -45,7 +49,7 @@ def one_per_process(make: Callable[[K], T]) -> Callable[[K], T]:
 
 
 class Threads:
-    """Threads that do submitted work, in the order of submission.
+    """Threads that carry out submitted work in the order of submission.
 
     When the interpreter ends, work that has not begun is cancelled.
     """
@@ -66,7 +70,8 @@ class Threads:
         """Check that the threads belong to this process.
 
         Raises:
-            InvalidInput: When this process was forked, so that it would wait for the threads for ever.
+            InvalidInput: When this process was forked, because the forked process does not have these threads and would
+                wait forever.
         """
         if self._process != os.getpid():
             raise InvalidInput(

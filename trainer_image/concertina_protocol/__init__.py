@@ -1,21 +1,23 @@
 """Messages between the operator and the agents, and between agents.
 
-`messages` defines the messages. `worker_channel` defines those between an agent and the processes of its own replica.
+The package `messages` contains these messages. The package `worker_channel` contains the messages between an agent and
+the processes of the agent's own replica.
 
 The package uses the standard library only and supports Python 3.9 and later. Workers and users' scripts import it
 without asyncio: only `connection`, `waiting` and `worker_channel.agent_end` use asyncio.
 
 Connections use TLS with a CA of the job's own. Each line is one JSON object of at most MAX_LINE bytes (`connection`). A
-connection carries one request after another, and the answer to a request is one line. `Watch` and `Join` are
-exceptions. Their answer is a stream, with a line after each change, and at least one line every REPORT_SECONDS
+connection carries one request after another, and the answer to a request is one line. The requests `Watch` and `Join`
+are exceptions: their answer is a stream of lines. A line is sent after each change, and at least every REPORT_SECONDS
 (`Watch`) or BEAT_SECONDS (`Join`). The operator can send Prepare, Assign, Release, Drain, Save and Relay on the
-connection of a `Watch`, if the Report has `takes_calls`. The agent then answers these requests in order, between the
-lines of the stream. The answers to a Relay (a request to pass a message on) come in any order, with the Relay's number.
+connection of a `Watch`, if `takes_calls` is set in the agent's Report. The agent then answers these requests in order,
+between the lines of the stream. The answers to a Relay (a request to pass a message on) come in any order, and each
+repeats the Relay's number.
 
 A line is {"v": VERSION, "kind": name in KINDS, "body": fields} (`lines`). Each side accepts its own version and the
-versions just before and after it, because agents keep running while their operator is upgraded. It ignores unknown
-fields, and new fields have defaults. An unknown value of an enum is kept as a value that equals no known one
-(`typed_json.OpenEnum`).
+versions just before and after it, because agents keep running while their operator is upgraded. Each side ignores
+unknown fields, and new fields have defaults. An unknown value of an enum is kept as a value that differs from all known
+ones (`typed_json.OpenEnum`).
 
 The name in the client certificate decides which requests are allowed:
 - Only the operator, `<uid>.operator`, may send Drain, Save and Relay.
@@ -25,8 +27,8 @@ The name in the client certificate decides which requests are allowed:
 
 `concertina_agent.core.states` defines the states of an agent. An agent goes from idle to prepared (by Prepare), to
 running (by Assign), and then to drained, succeeded or failed. From any state, only a Prepare of a higher round leads
-back to prepared. Each start of an agent has a new instance id. The agent stores the highest (round, claim) that it has
-seen in its volume, and reads it after a restart. A claim is the operator's decision to begin a round.
+back to prepared. Each start of an agent has a new instance id. In its volume, the agent stores the highest (round,
+claim) that it has seen. It reads this pair after a restart. A claim is the operator's decision to begin a round.
 
 The agent enforces these rules, and the simulation tests them:
 - A Prepare or Assign is refused if the agent has seen a higher round, or the same round with another claim.
@@ -198,14 +200,14 @@ VERSION = 1
 PORT = 29400
 """TCP port on which agents listen, unless the pod sets another one in CONCERTINA_PORT."""
 EXIT_OLD_PYTHON = 69
-"""Exit code of an agent that was started by a Python version older than 3.9."""
+"""Exit code of an agent that is started by a Python version older than 3.9."""
 MAX_LINE = 4 * 1024 * 1024
 BEAT_SECONDS = 0.5
 REPORT_SECONDS = 1.0
 """Maximum seconds between two lines of a report stream to the operator. Without a change, the last report is
 repeated."""
 SILENCE_SECONDS = 3.0
-"""Seconds without a line after which a stream between two processes is considered lost."""
+"""Seconds without a line after which the operator or an agent considers a stream lost."""
 DOUBT_SECONDS = 1.5
 """Seconds without a line from a member after which the coordinator reports the member as silent.
 
@@ -225,7 +227,10 @@ KINDS: dict[str, type[Any]] = {
     "ReportChange": ReportChange, "Relay": Relay, "Relayed": Relayed,
     "Learn": Learn, "Learned": Learned, "Trace": Trace,
 }  # fmt: skip
-"""Class of each message, by the name in its lines. A name never changes, even if the class is renamed."""
+"""Class of each message, keyed by the message's name in lines.
+
+A name never changes, even if the class is renamed.
+"""
 _LINES = JsonLines(KINDS, "this protocol", VERSION, MAX_LINE)
 
 
@@ -233,7 +238,7 @@ def encode(message: Message) -> bytes:
     """Return a message as one line, including the newline.
 
     Raises:
-        ProtocolError: If the line is longer than MAX_LINE.
+        ProtocolError: If the line is longer than MAX_LINE bytes.
     """
     return _LINES.encode(message)
 

@@ -1,14 +1,14 @@
-"""Computation of a crc32 from the crc32 of two parts, so that threads can checksum parts in parallel.
+"""Computation of the crc32 of a byte string from the crc32 values of its two parts.
 
-From Python 3.15 on, zlib has a function for this. A crc32 is a polynomial of degree 31 over bits. Its highest bit is
-the coefficient of x^0.
+Threads can therefore compute the checksums of parts in parallel. From Python 3.15 on, zlib has a function for this. A
+crc32 is a polynomial of degree 31 over bits. Its highest bit is the coefficient of x^0.
 """
 
 from __future__ import annotations
 
 POLYNOMIAL = 0xEDB88320
 ONE, BYTE = 1 << 31, 1 << 23
-"""The polynomials x^0 and x^8. A byte that follows a part multiplies the part's polynomial by x^8."""
+"""The polynomials x^0 and x^8. Appending a byte to a byte string multiplies the string's polynomial by x^8."""
 
 
 def followed_by(first: int, second: int, length: int) -> int:

@@ -1,4 +1,4 @@
-"""TLS connection of the operator or an agent to an agent, on asyncio. It carries lines of the protocol.
+"""TLS connection from the operator or an agent to an agent, on asyncio, that carries lines of the protocol.
 
 `worker_channel` has other classes for connections within a replica.
 """
@@ -45,15 +45,15 @@ def small_tls_buffers() -> Iterator[None]:
 def _size_by_context() -> None:
     """Make asyncio take the size of its TLS buffers from the context variable `_tls_buffer`.
 
-    asyncio's class is patched only once per process, because each change of a class clears Python's caches of its
-    attributes.
+    asyncio's class is patched only once per process, because each change of a class clears Python's attribute caches
+    for that class.
     """
     size = property(lambda self: _tls_buffer.get())
     setattr(asyncio.sslproto.SSLProtocol, "max_size", size)  # noqa: B010 # its types don't know that field
 
 
 async def connect(address: str, context: ssl.SSLContext, name: str) -> Connection:
-    """Open a connection to the agent at host:port, and check that its certificate has this name.
+    """Open a connection to the agent at host:port, and check that the agent's certificate has the name `name`.
 
     The caller limits the total time.
 

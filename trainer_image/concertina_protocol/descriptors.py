@@ -30,7 +30,7 @@ def raise_limit() -> None:
 def as_given() -> None:
     """Restore the limit of open files with which this process was started.
 
-    A child process calls this before it executes another program.
+    Call this function in a child process, before the process executes another program.
     """
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, GIVEN)

@@ -1,9 +1,9 @@
 """Heartbeat of a worker: its present phase and step, in a small file that the worker writes and its agent reads.
 
-The agent reads the file a few times per second. Messages instead of the file, one for each part of each step, could
-take the agent more time than the steps themselves. Writing a heartbeat takes the worker about a microsecond, because
-the file is in memory. The module uses the standard library only and supports Python 3.9 and later. A user's script may
-write the file too; its path is in CONCERTINA_HEARTBEAT.
+The agent reads the file a few times per second. If workers sent a message for each part of each step instead, the agent
+could need more time for the messages than the steps take. Writing a heartbeat takes the worker about a microsecond,
+because the file is in memory. The module uses the standard library only and supports Python 3.9 and later. A user's
+script may write the file too; its path is in CONCERTINA_HEARTBEAT.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ work."""
 READS = 20
 """Maximum number of attempts to read the file without a change in between.
 
-Without a maximum, a script that writes all the time could delay the agent forever.
+Without a maximum, a script that writes the file all the time could delay the agent forever.
 """
 
 
@@ -42,7 +42,7 @@ class WorkerPhase(OpenEnum):
     COMPUTING = "computing"
     REDUCING = "reducing"
     TRAINING = "training"
-    """Phase in messages (not in the file) of a worker that is within a step or between two steps."""
+    """Phase of a worker that is within a step or between two steps. It is used in messages, and never in the file."""
     COMPILING = "compiling"
     """Phase of a script that compiles during a step."""
     BETWEEN_STEPS = "between steps"
@@ -60,7 +60,8 @@ class HeartbeatWriter:
         self.busy = 0.0
         """Seconds in which this worker did not wait for other ranks, in this round's finished steps except the first.
 
-        A straggler has more of them than other ranks. The next call of `enter` writes this value into the file.
+        A rank with more of these seconds than other ranks is a straggler. The next call of `enter` writes this value
+        into the file.
         """
         try:
             self._file = os.open(environment[VARIABLE], os.O_WRONLY | os.O_CREAT, 0o600)

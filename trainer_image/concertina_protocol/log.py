@@ -32,7 +32,7 @@ class LogFormat(enum.Enum):
 
 @dataclasses.dataclass
 class Served:
-    """Job for which this process writes log lines, with the job's progress.
+    """Job about which this process writes log lines, with the job's progress.
 
     An agent serves one job, and the operator serves several.
     """
@@ -69,7 +69,7 @@ def serve(uid: str, job: str) -> None:
 def reached(round: int, step: int) -> None:
     """Record the present round and step, so that later log lines about this round contain the step.
 
-    Call this function after each step. A log line without a round is treated as a line about the present round.
+    Call this function after each step. If a log line does not name a round, the line is about the present round.
     """
     if _served is not None:
         _served.round, _served.step = round, step
@@ -84,7 +84,10 @@ def log_event(event: str, **fields: Any) -> None:
 
 
 def _context_fields(served: Served, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields to add to a log line that has `fields`: the job, and the round's number, trace id and step."""
+    """Return the fields to add to a log line: the job, and the round's number, trace id and step.
+
+    `fields` are the fields that the line has already.
+    """
     context: dict[str, Any] = {"job": served.job}
     round = fields.get("round", served.round)
     if round:

@@ -14,7 +14,7 @@ from typing import Optional, Union
 from concertina_protocol import RestoreSource
 
 _MOST = 1000
-"""Maximum length of a line in characters. The bundled trainer writes no longer lines."""
+"""Maximum length of a line in characters. The bundled trainer's lines are shorter."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class RoundStarted:
     """Number of the finished step."""
     source: RestoreSource
     restored_step: int
-    """Step of the state that the round began with."""
+    """Step of the state from which the round began."""
     seconds: Mapping[str, float]
     """Seconds that each part of the round's start took."""
     at: float
@@ -54,7 +54,7 @@ class StepDoneLine:
 
     step: int
     steps: int
-    """Number of steps of the whole run."""
+    """Number of steps in the whole run."""
     loss: float
     rate: float
     """Learning rate of the step."""
@@ -72,7 +72,7 @@ class StepDoneLine:
 LogLine = Union[RoundStarted, StepDoneLine]
 
 _RANK = r"(?:\[rank \d+\] )?"
-"""Pattern of the prefix that the agent adds to each line of a worker if a replica has several workers."""
+"""Regular expression for the prefix of a worker's lines, which the agent adds if a replica has several workers."""
 _PART = r"\w+ \d+\.\d+"
 _NUMBER = r"(-?(?:[\d,.]+(?:e[-+]\d+)?|inf|nan))"
 _ROUND = re.compile(
@@ -84,7 +84,7 @@ _STEP = re.compile(rf"{_RANK}step (\d+)/(\d+)  loss {_NUMBER}  rate {_NUMBER}  {
 
 
 def parse(line: str) -> Optional[LogLine]:
-    """Return the contents of a log line, or None if the line has none of the formats.
+    """Return the contents of a log line, or None if the line matches none of the formats.
 
     The line is given without its newline.
     """

@@ -1,4 +1,4 @@
-"""Texts in a worker's errors which show that the worker has lost the connection to another rank."""
+"""Texts in a worker's errors that show a lost connection to another rank."""
 
 LOST_PEER = (
     "Connection closed by peer",

@@ -18,7 +18,7 @@ _QUANTITY = re.compile(
     r"(?:(?P<exponent>[eE][+-]?[0-9]{1,2})|(?P<unit>[numkMGTPE]|[KMGTPE]i)?)"
 )
 _EXACT = decimal.Context(prec=200)
-"""Decimal context with enough digits for the longest number that the pattern accepts, times the largest unit."""
+"""Decimal context whose precision suffices for the longest accepted number times the largest unit."""
 
 
 def parse_quantity(quantity: object) -> Decimal:

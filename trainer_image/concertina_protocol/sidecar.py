@@ -1,7 +1,8 @@
 """Sidecar of a shard file, `<file>.json`. A shard file counts as present only if its sidecar exists.
 
-Workers write shard files in place, and agents copy them. Both remove the sidecar before they change the first byte, and
-write it after the last one. The module uses the standard library only and supports Python 3.9 and later.
+Workers write shard files in place, and agents write copies of them. Both remove the sidecar before they change the
+first byte of a file, and write the sidecar after the last byte. The module uses the standard library only and supports
+Python 3.9 and later.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from concertina_protocol.messages.records import SnapshotId
 SNAPSHOT_SLOTS = 3
 """Number of files (slots) into which a worker writes its snapshots in turn.
 
-One has the newest snapshot whose shards are all copied to another replica, one has the newest snapshot, and one is
-being written.
+One slot contains the newest snapshot whose shards are all copied to another replica, one contains the newest snapshot,
+and one is being written.
 """
 COPY_SLOTS = 2
 """Number of files (slots) into which an agent copies a peer's shard in turn.
 
-One has the newest copy, and one is being written.
+One slot contains the newest copy, and the other one is being written.
 """
 
 
@@ -65,7 +66,7 @@ def remove_sidecar(file: Path) -> None:
 def read_sidecar(file: Path) -> Optional[Sidecar]:
     """Return the sidecar of a shard file, or None if the shard file does not count as present.
 
-    A shard file counts as present if it has a committed sidecar and the size that the sidecar says.
+    A shard file counts as present if it has a committed sidecar and the size that the sidecar states.
     """
     with contextlib.suppress(OSError, ValueError):
         sidecar = parse_json(Sidecar, sidecar_path(file).read_bytes())

@@ -22,10 +22,10 @@ def folder(volume: Path) -> Path:
 
 
 def folder_of_worker(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of traces, given the environment variables of a worker.
+    """Return the folder of traces that a worker uses, given the environment variables of that worker.
 
     Raises:
-        KeyError: If the worker has no agent.
+        KeyError: If the process was not started by an agent.
     """
     from concertina_protocol.heartbeat import VARIABLE
 
@@ -41,13 +41,16 @@ def trace_file(where: Path, name: str, rank: int) -> Path:
 
 
 def wanted_file(trace: Path) -> Path:
-    """Return the path of a file that exists as long as somebody waits for a trace. Without it, no trace is written."""
+    """Return the path of the file that exists as long as a client waits for the trace.
+
+    Without this file, no trace is written.
+    """
     return trace.with_name(f"{trace.name}.wanted")
 
 
 def error_file(trace: Path) -> Path:
     """Return the path of a file that is written instead of a trace if the trace fails.
 
-    It has the reason as a sentence.
+    The file contains the reason as a sentence.
     """
     return trace.with_name(f"{trace.name}.error")

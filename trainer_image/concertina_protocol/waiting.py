@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 
 async def within(seconds: Optional[float], work: Awaitable[T]) -> T:
-    """Return the result of `work`, which may take at most `seconds` seconds. None means no limit.
+    """Return the result of `work`, and raise an error if it takes more than `seconds` seconds. None means no limit.
 
     asyncio.wait_for does the same, but before Python 3.12 it loses a cancellation that coincides with the end of the
     work. A caller that retries after errors would then never stop, and a connection that was just opened would stay
     open.
 
     Raises:
-        asyncio.TimeoutError: If the work takes longer. It has then been cancelled and has ended.
+        asyncio.TimeoutError: If `work` takes longer. It has been cancelled and has ended before the error is raised.
         asyncio.CancelledError: If the caller is cancelled and the work has no result.
     """
     if seconds is None:

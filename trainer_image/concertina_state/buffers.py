@@ -51,14 +51,14 @@ class Buffer:
 
 
 class Buffers:
-    """Contents of a shard: the arrays in memory, and each array's place in the shard's file."""
+    """Contents of a shard: arrays in memory, and the position of each array in the shard's file."""
 
     def __init__(self, layout: Layout, buffers: Sequence[Buffer]) -> None:
-        """Record the arrays of a shard. `buffers` has the same order as the chunks of `layout`."""
+        """Record the arrays of a shard. The order of `buffers` is that of the chunks in `layout`."""
         self.layout, self._buffers = layout, buffers
 
     def views(self, file: mmap) -> list[memoryview]:
-        """Return a view of each array's place in the mapped file `file`. `copy_to` writes into these views."""
+        """Return a view of the bytes of each array in the mapped file `file`. `copy_to` writes into these views."""
         whole = memoryview(file)
         begins = zip(self.layout.chunks, self.layout.begins)
         return [whole[begin : begin + chunk.size] for chunk, begin in begins]
@@ -113,14 +113,15 @@ class BufferCatalogue(LocalState[Buffer]):
 
     @property
     def alone(self) -> bool:
-        """True if this rank reads exactly the parts of arrays that it also saves.
+        """True if this rank reads exactly those parts of arrays that it also saves.
 
-        If the number of ranks has not changed, the rank then needs only its own shard (see `LocalState.alone`).
+        In that case, a rank restores from its own shard alone, unless the number of ranks has changed (see
+        `LocalState.alone`).
         """
         return all(len(local_array.copies.ranks) == 1 for local_array in self.held)
 
     def wanted(self) -> dict[str, tuple[Chunk, Buffer]]:
-        """Return, for each array name, the box to read in a restore and the array to read it into.
+        """Return the box to read in a restore, and the array to read it into, keyed by the array's name.
 
         A box is a rectangular part of a global array. Here it is always the whole box that this rank has (see
         `LocalState.wanted`).
@@ -158,11 +159,11 @@ def _local_array(name: str, array: Buffer | ArrayShard, everyone: Copies) -> Loc
 
 
 def _place_for(item: ReadItem, buffer: Buffer) -> Place:
-    """Return memory to read the bytes of `item` into, and a function that copies them into `buffer` afterwards.
+    """Return the memory for the bytes of `item`, and a function that copies them into `buffer` afterwards, or None.
 
-    If the bytes have the same order in the buffer as in the file, the memory is that of the buffer, and the function is
-    None, because no copy is needed. Otherwise, the bytes are read into separate memory, and then copied one contiguous
-    stretch at a time.
+    If the bytes have the same order in the buffer as in the file, they are read directly into the buffer, and the
+    function is None. Otherwise, they are read into separate memory, and the function copies one contiguous stretch at a
+    time.
     """
     found = stretches(item.box, item.rows, Box.of(item.target), ITEM_SIZES[item.dtype])
     first = list(itertools.islice(found, 2))
@@ -185,12 +186,13 @@ def stretches(box: Box, source: Box, target: Box, width: int) -> Iterator[tuple[
 
     Args:
         box: Elements that are in both arrays.
-        source: Box of the global tensor that the first array has.
-        target: Box of the global tensor that the second array has.
-        width: Bytes of an element.
+        source: Box that the first array is of the global tensor.
+        target: Box that the second array is of the global tensor.
+        width: Size of an element in bytes.
 
     Yields:
-        Offset of a stretch in the first array, its offset in the second, and its length, all in bytes.
+        Offset of a stretch in the first array, offset of the stretch in the second array, and length of the stretch,
+        all in bytes.
     """
     axis = len(box.shape)
     while axis and box.shape[axis:] == source.shape[axis:] == target.shape[axis:]:
@@ -202,7 +204,7 @@ def stretches(box: Box, source: Box, target: Box, width: int) -> Iterator[tuple[
 
 
 def _begin(coordinate: Sequence[int], outer: Box) -> int:
-    """Return the index in an array of the element at a global coordinate.
+    """Return the index, within an array, of the element at a global coordinate.
 
     `outer` is the part (box) of the global tensor that the array contains.
     """

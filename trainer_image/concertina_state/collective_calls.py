@@ -1,8 +1,8 @@
-"""Collectives that this process has called, as torch's flight recorder has them.
+"""Collectives that this process has called, from torch's flight recorder.
 
-A round is a period in which a fixed set of replicas trains. The agent requests them when a round hangs. The main thread
-may then wait in a collective, so another thread reads the recorder. torch returns the record as JSON, so nothing is
-unpickled.
+A round is a period in which a fixed set of replicas trains. The agent requests these collectives when a round hangs.
+The main thread may then wait in a collective, so another thread reads the recorder. torch returns the record as JSON,
+so nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from concertina_protocol.worker_channel import CallList, ChannelClosed, Message
 from concertina_protocol.worker_channel.rounds import RoundLeft
 
 NO_TITLE = ("undefined", "")
-"""Descriptions with which torch marks a process group that has none."""
+"""Descriptions that torch gives to a process group without a description of its own."""
 
 
 def answer(send: Callable[[Message], None]) -> None:
     """Send the collectives of this process in a CallList, from a new thread.
 
-    Without torch or with its flight recorder off, nothing is sent. Nothing is sent either if the round ends first.
+    Nothing is sent in three cases: torch is missing, torch's flight recorder is off, or the round ends first.
     """
     threading.Thread(target=_answer, args=(send,), name="collectives", daemon=True).start()
 
@@ -99,7 +99,7 @@ def _operation(name: str) -> str:
 
 
 def _spread(ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the first rank, the last rank and the distance of evenly spaced ranks; empty for other ranks."""
+    """Return the first rank, the last rank and the distance of evenly spaced ranks, or () for other ranks."""
     if not ranks:
         return ()
     step = ranks[1] - ranks[0] if len(ranks) > 1 else 1

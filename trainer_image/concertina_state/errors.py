@@ -6,7 +6,7 @@ from concertina_protocol import FailureReason, Rollback
 
 
 class InvalidInput(Exception):
-    """Error that occurs again whenever the operation is repeated. The message says what is wrong and what to do."""
+    """Error that occurs again if the operation is repeated. The message says what is wrong and what the user can do."""
 
     reason = FailureReason.INVALID_INPUT
     """Reason for this error in the job's status, by which alerts and runbooks identify it."""
@@ -15,7 +15,7 @@ class InvalidInput(Exception):
 class DataChanged(InvalidInput):
     """Error that the training data have changed since the saved state was trained.
 
-    Positions in the data now have other sequences than before.
+    The sequences at the same positions in the data are now different ones.
     """
 
     reason = FailureReason.DATA_CHANGED
@@ -28,7 +28,7 @@ class DoesNotFit(InvalidInput):
 
 
 class DamagedInput(InvalidInput):
-    """Error that stored bytes are not those that were written.
+    """Error that stored bytes differ from the bytes that were written.
 
     A retry is useless, because it reads the same wrong bytes again.
     """

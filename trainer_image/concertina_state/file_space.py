@@ -19,12 +19,12 @@ from concertina_protocol.sidecar import remove_sidecar
 from concertina_state.errors import InvalidInput, RestoreFailed
 
 ROOM_SECONDS = 10.0
-"""Seconds to wait for more free space, counted from the last time that free space grew."""
+"""Seconds to wait for more free space in a full volume, counted anew each time that free space has grown."""
 PIECE = 32 << 20
-"""Number of bytes to allocate, or to advise the kernel about, by one system call.
+"""Number of bytes per system call, for allocation and for advice to the kernel.
 
 While the kernel maps pages, it locks the process's memory map, and other allocations wait for that lock. Between two
-calls, they can continue, and another thread can take the GIL.
+calls, these allocations can continue, and another thread can take the GIL.
 """
 _MADV_DONTNEED, _MADV_POPULATE_WRITE = 4, 23
 _madvise = ctypes.CDLL(None).madvise
@@ -82,13 +82,13 @@ def spare(folder: Path, size: int) -> Spare | None:
 
 
 def map_new(path: Path, size: int, spare: Spare | None = None) -> mmap.mmap:
-    """Map a new file at `path`, and replace any file there.
+    """Map a new file at `path`, in place of any file there, and return the mapping.
 
     The new file is `spare`, whose space was allocated earlier, or a file that is allocated now.
 
     Raises:
         InvalidInput: When the volume is too small.
-        RestoreFailed: When there is no space beside the snapshots of the previous round.
+        RestoreFailed: When the snapshots of the previous round take so much space that there is none for the file.
     """
     if spare is not None:
         with contextlib.suppress(OSError):  # there is no /proc, or the file system can't link an unnamed file
@@ -117,7 +117,7 @@ def _mapped(descriptor: int, size: int) -> mmap.mmap:
 def unmap(mapped: mmap.mmap) -> None:
     """Unmap a file's pages from this process's memory. The file keeps its contents.
 
-    The deletion of the last reference to a mapping would unmap the file too, but hold the GIL during this time.
+    Deleting the last reference to the mapping would unmap the file too, but would block other threads by the GIL.
     """
     _advise(mapped, _MADV_DONTNEED)
 
@@ -144,7 +144,7 @@ def _put(draft: Path, path: Path) -> None:
 
 
 def _no_room(path: Path, size: int, error: OSError) -> Exception:
-    """Return the error that there is no space for the file at `path`.
+    """Return the error to raise if there is no space for the file at `path`.
 
     `path` is <volume>/snapshots/round-<r>/shard-<k>/slot-<n>. If snapshots of the previous round take space too, the
     error is RestoreFailed: the next round then restores from durable storage, and these snapshots are deleted.

@@ -1,4 +1,4 @@
-"""Reading of a saved state by a read plan: bytes of shard files go into arrays of any library.
+"""Execution of a read plan: bytes of shard files are read into arrays of any library.
 
 The module does not import torch.
 """
@@ -37,9 +37,9 @@ class ShardReader(Protocol):
 
 
 Place = tuple[memoryview, Optional[Callable[[], None]]]
-"""Memory to read bytes into, and a function that copies the bytes from there into their array.
+"""Memory to read bytes into, and a function that copies these bytes into their array, or None.
 
-If the memory is that of the array itself, there is nothing to copy, and the function is None.
+The function is None if the memory is the array's own memory, so that nothing has to be copied.
 """
 
 

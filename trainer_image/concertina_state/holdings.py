@@ -44,7 +44,7 @@ class Copies:
     group: Any = None
     """Process group of torch.distributed that consists of these ranks.
 
-    If None, these ranks are the whole world, or ranks can't communicate.
+    None means that these ranks are the whole world, or that ranks can't communicate by torch.distributed.
     """
     saved_whole: bool = False
     """True if the first of these ranks saves each array whole. Otherwise each rank saves a part."""
@@ -55,7 +55,7 @@ ALONE = Copies((0,), 0)
 
 @dataclasses.dataclass(frozen=True)
 class LocalArray(Generic[A]):
-    """Array on this rank. It is a box (rectangular part) of a global array, or the whole of it."""
+    """Array on this rank, which is a box (rectangular part) of a global array, or the whole global array."""
 
     name: str
     whole: tuple[int, ...]
@@ -71,7 +71,7 @@ class LocalArray(Generic[A]):
     def part(self, begin: int, end: int) -> tuple[Chunk, A]:
         """Return the rows from `begin` to `end` - 1 of the local array, as a chunk and an array.
 
-        The chunk is the place of these rows in the global array. The array contains their elements.
+        The chunk is the box of these rows in the global array. The returned array contains the elements of the rows.
         """
         if not self.whole:
             return Chunk(self.name, self.dtype, (), (), ()), self.local
@@ -82,7 +82,7 @@ class LocalArray(Generic[A]):
 
 @dataclasses.dataclass(frozen=True)
 class ArrayShard:
-    """Local array with its place in a global array, for libraries whose arrays do not know their place."""
+    """Local array with its position in a global array, for libraries whose arrays do not know this position."""
 
     array: Any
     offsets: Sequence[int]
@@ -93,7 +93,7 @@ class ArrayShard:
 
 @dataclasses.dataclass(frozen=True)
 class RemoteArray:
-    """Array of the state that this rank has no part of, such as the weights of another pipeline stage."""
+    """Array of the state of which this rank has no part, such as the weights of another pipeline stage."""
 
     shape: Sequence[int]
     dtype: Any
@@ -130,7 +130,7 @@ class LocalState(Generic[A]):
     def __init__(
         self, held: Sequence[LocalArray[A]], own: Sequence[tuple[Chunk, A]], cut: str, whole_cut: str = ""
     ) -> None:
-        """Choose the parts of the arrays that this rank saves, and assign each part a place in the shard file.
+        """Choose the parts of the arrays that this rank saves, and assign each part a position in the shard file.
 
         Args:
             held: Arrays of the state of which this rank has a box.
@@ -138,7 +138,7 @@ class LocalState(Generic[A]):
             cut: Description of how ranks divide the whole state. It distinguishes states whose ranks have the same
                 arrays.
             whole_cut: Description of how all ranks divide each array. If it is empty, the descriptions of the arrays in
-                `held` are used. These are the same on all ranks only if each rank has a box of each array.
+                `held` are used. These descriptions are the same on all ranks only if each rank has a box of each array.
         """
         self.held = held
         self._parts: dict[str, tuple[Chunk, A]] = {}
@@ -156,8 +156,8 @@ class LocalState(Generic[A]):
     def alone(self) -> bool:
         """True if this rank reads from a saved state exactly the parts that it would save.
 
-        If the number of ranks is still the same as when the state was saved, such a rank needs only the shard that has
-        this rank's number.
+        In that case, the rank restores from the one shard with its own number, unless the number of ranks has changed
+        since the save.
         """
         return True
 
@@ -173,7 +173,7 @@ class LocalState(Generic[A]):
             instead: Advice for the error message: what to do instead of restoring this state.
 
         Raises:
-            InvalidInput: When the saved state lacks a part of these arrays, or has an array of another shape or dtype.
+            InvalidInput: When the saved state lacks a part of these arrays, or the shape or dtype of an array differs.
         """
         chunks = [chunk for chunk, _ in self.wanted().values()]
         for header in headers.values():
@@ -198,8 +198,8 @@ class LocalState(Generic[A]):
 def parts(same_arrays: Sequence[LocalArray[A]], copies: Copies, number: int) -> list[tuple[Chunk, A]]:
     """Return the parts of `same_arrays` that one of the ranks in `copies` saves.
 
-    All ranks in `copies` have the same data. To save the data once, each of these ranks saves another part. `number` is
-    the index of the saving rank in `copies.ranks`.
+    All ranks in `copies` have the same data. To save the data once, each of these ranks saves a different part.
+    `number` is the index of the saving rank in `copies.ranks`.
     """
     if copies.saved_whole:
         return (

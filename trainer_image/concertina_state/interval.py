@@ -12,7 +12,7 @@ import time
 from concertina_protocol import CheckpointInterval, JobHistory
 
 SHORTEST, UNKNOWN_COST = 10.0, 1.0
-"""Shortest interval between checkpoints, and the cost that is assumed for a save before one is measured, in seconds."""
+"""Shortest interval between checkpoints, and the assumed cost of a save before one is measured, both in seconds."""
 
 
 def best(cost: float, between_failures: float) -> float:
@@ -44,7 +44,10 @@ class Interval:
         self._wanted_at: float | None = None
 
     def saved(self, cost: float) -> None:
-        """Record that training has waited `cost` seconds for a checkpoint's snapshot. Its upload begins now."""
+        """Record that training has waited `cost` seconds for a checkpoint's snapshot.
+
+        The upload of the checkpoint begins now.
+        """
         self._cost, self._wanted_at = max(self._cost, cost), time.monotonic()
 
     def shipped(self) -> None:
@@ -67,7 +70,7 @@ class Interval:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds between checkpoints, or None if the spec gives the interval in steps."""
+        """Seconds between checkpoints, or None if the spec sets the interval in steps."""
         return self.suggested if self._setting == "Auto" else None if self._setting is None else float(self._setting)
 
     @property

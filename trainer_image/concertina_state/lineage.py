@@ -2,7 +2,8 @@
 
 An `Origin` is saved with each copy of the state, in memory and in storage. It therefore lists exactly the rounds that
 led to this state, even if other states were lost or undone meanwhile (decision "A state carries its own history"). A
-`Lineage` is stored in a checkpoint's manifest. It has the origin, the job's spec and the parent checkpoint.
+`Lineage` is stored in a checkpoint's manifest. The lineage contains the origin, the job's spec and the parent
+checkpoint.
 
 This module imports only `concertina_protocol` and the standard library.
 
@@ -25,7 +26,7 @@ from concertina_protocol.messages.operator_calls import MOST_IMAGES
 VERSION = 1
 MOST_ROUNDS = 64
 MOST_DATA_SETS = 32
-"""Maximum number of data sets in a mixture."""
+"""Maximum number of data sets whose digests an origin lists."""
 MOST_TEXT = 1024
 """Maximum length of a text in a state's header. It is counted after the text has been encoded as JSON twice."""
 MOST_DEVICE = 128
@@ -35,10 +36,10 @@ MOST_SCRIPT = 16 << 20
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRound:
-    """Steps that one round trained, as a part of a state's history.
+    """Record of the steps that one round trained, in the origin of a state.
 
-    A round is a period in which a fixed set of replicas trains. Its steps begin after `step`, and end where the next
-    round begins.
+    A round is a period in which a fixed set of replicas trains. The steps of the round begin after `step`, and end
+    where the next round begins.
     """
 
     round: int
@@ -49,13 +50,12 @@ class TrainedRound:
     world: int
     """Number of ranks."""
     setting: str = ""
-    """Digest of images, configuration, libraries and script. It differs between two rounds if one of these has
-    changed."""
+    """Digest of the images, configuration, libraries and script of the round, to compare rounds."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """History of a state: the rounds, data and settings that led to it. Unknown values are empty.
+    """Rounds, data and settings that led to a state. Unknown values are empty.
 
     A round is a period in which a fixed set of replicas trains.
     """
@@ -63,8 +63,7 @@ class Origin:
     rounds: tuple[TrainedRound, ...] = ()
     """Rounds of this job in order. If there were more than MOST_ROUNDS, the oldest are left out."""
     begun_from: str = ""
-    """URI of the checkpoint or of the initial weights that the job began with, or "" if the seed gave the initial
-    weights."""
+    """URI of the checkpoint or initial weights with which the job began, or "" if the seed determined the weights."""
     data_sets: tuple[str, ...] = ()
     """Digests of the data sets' manifests, in the order of the configuration."""
     images: tuple[str, ...] = ()
@@ -87,17 +86,17 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True)
 class ParentCheckpoint:
-    """Checkpoint that another checkpoint was trained from."""
+    """Checkpoint from which the training of another checkpoint continued."""
 
     uri: str
-    """URI of this checkpoint's folder at the time when the other checkpoint was written."""
+    """URI of the parent checkpoint's folder at the time when the other checkpoint was written."""
     uid: str
     round: int
     step: int
     position: int = 0
-    """Number of samples consumed before this checkpoint."""
+    """Number of samples consumed before the parent checkpoint."""
     digest: str = ""
-    """SHA-256 of the checkpoint's manifest; empty if the manifest could not be read."""
+    """SHA-256 of the parent checkpoint's manifest, or empty if the manifest could not be read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,15 +112,15 @@ class Lineage:
     spec: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Spec of the TrainingJob from which the operator made the pods.
 
-    Environment variables are listed by name and reference, without their values. The spec is empty if it is larger than
-    the operator can pass on.
+    Environment variables are listed by name and reference, without their values. The field is empty if the spec is too
+    large for the operator to pass it on.
     """
     spec_digest: str = ""
     """SHA-256 of `spec` as canonical JSON."""
     parent: Optional[ParentCheckpoint] = None
     """Parent checkpoint, or None if the state was trained from the initial weights or from `begun_from`."""
     begun_from: str = ""
-    """URI that the job began with (see `Origin.begun_from`)."""
+    """URI with which the job began (see `Origin.begun_from`)."""
     rounds: tuple[TrainedRound, ...] = ()
     """Rounds that led to the checkpoint, including those before the parent (see `Origin.rounds`)."""
     data_sets: tuple[str, ...] = ()
@@ -146,7 +145,7 @@ def of_round(
     """Return the origin of the states that this round trains in this process.
 
     Args:
-        before: Origin of the state that the round continues from.
+        before: Origin of the state from which the round continues.
         trained: The round. Its `setting` is filled in here.
         config: Digest of the configuration.
         data_sets: Digests of the data sets' manifests.
@@ -183,7 +182,7 @@ def canonical_digest(value: Any) -> str:
 
 
 def bounded_images(images: Iterable[str]) -> tuple[str, ...]:
-    """Return those images whose names fit into the header of a saved state, whose size is fixed.
+    """Return the images whose names fit into the header of a saved state, which has a fixed size.
 
     At most MOST_IMAGES are returned. Names that are too long are left out.
     """
@@ -191,7 +190,7 @@ def bounded_images(images: Iterable[str]) -> tuple[str, ...]:
 
 
 def _fitting(text: str) -> str:
-    """Return the text, or "" if the text is too long for a state's header, whose size is fixed."""
+    """Return the text, or "" if the text is too long for a state's header, which has a fixed size."""
     return text if len(json.dumps(json.dumps(text))) <= MOST_TEXT else ""
 
 
@@ -220,7 +219,7 @@ def _plain(text: str) -> str:
 
 
 def script_digest() -> str:
-    """Return the digest of the main file of this process, or "" if it has none."""
+    """Return the digest of the main file of this process, or "" if the process has no main file."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     try:
         with Path(path or "").open("rb") as file:
@@ -231,10 +230,10 @@ def script_digest() -> str:
 
 
 def went_through(rounds: Sequence[TrainedRound], round: int, step: int) -> bool:
-    """Return whether training in these rounds passed through the state after `step` steps of round `round`.
+    """Return whether the state after `step` steps of round `round` led to the state that these rounds describe.
 
-    The step at which the last round ends is unknown here. Every step after its beginning is therefore taken as part of
-    it.
+    The step at which the last round ends is unknown here. Every step after the beginning of the last round is therefore
+    counted as part of that round.
     """
     return any(trained.round == round and trained.step <= step <= end for trained, end in _with_ends(rounds))
 

@@ -19,7 +19,7 @@ The result is 0 if no device made the copy.
 
 
 class SnapshotSource(Protocol):
-    """Source of a snapshot: arrays that training changes, and the place of each array in the snapshot's file.
+    """Source of a snapshot: arrays that training changes, and the position of each array in the snapshot's file.
 
     A snapshot is a copy of the training state in node memory.
     """
@@ -28,7 +28,7 @@ class SnapshotSource(Protocol):
     def layout(self) -> Layout: ...
 
     def views(self, file: mmap.mmap) -> Any:
-        """Return a view of each array's place in the mapped file `file`. `copy_to` writes into these views."""
+        """Return a view of the bytes of each array in the mapped file `file`. `copy_to` writes into these views."""
         ...
 
     def copy_to(self, views: Any) -> Arrival:

@@ -14,16 +14,17 @@ SMOOTH = 0.5
 LEAP = 2.0
 """Maximum of a single measurement, as a multiple of the average.
 
-A measurement can include a run of Python's garbage collector (95 ms with torch). Without the maximum, it would prevent
-snapshots for as long as a hundred ordinary ones.
+A measurement can include a run of Python's garbage collector (95 ms with torch). Without the maximum, one such
+measurement would delay the next snapshot as much as a hundred ordinary snapshots.
 """
 FADES = 0.97
 """Factor by which the weight of an earlier comparison decreases with each step.
 
-If snapshots are rare, many steps lie between two comparisons. The newest comparison then has most of the weight.
+If snapshots are rare, many steps lie between two comparisons. In that case, the newest comparison has most of the
+weight.
 """
 ENOUGH = 20
-"""Number of comparisons before their average is used."""
+"""Number of comparisons that are needed before their average is used."""
 IN_A_ROW = 15
 """Number of snapshots in consecutive steps after which one step goes without a snapshot, for comparison."""
 
@@ -46,12 +47,12 @@ class Pace:
         self._overhead = overhead
         self._stall = self._step = 0.0
         self._plain, self._plain_seconds = 0, 0.0
-        """Steps since the last snapshot that no snapshot made slower.
+        """Steps since the last snapshot whose duration no snapshot has affected.
 
         The first value is the number of these steps, the second one their total seconds.
         """
         self._before: tuple[int, float] | None = None
-        """Steps between the last two snapshots that no snapshot made slower.
+        """Steps between the last two snapshots whose duration no snapshot has affected.
 
         The first value is the number of these steps, the second one their mean seconds. The attribute is None after the
         cost of the last snapshot has been computed.

@@ -12,8 +12,9 @@ from torch import Tensor
 def pin(memory: Tensor, owner: object) -> None:
     """Page-lock `memory` and register it with CUDA.
 
-    This lasts until the object `owner` is destroyed, which must hold a reference to `memory`. If the registration
-    fails, for example because of a limit on locked memory, copies into the memory block the host, but are correct.
+    The memory stays page-locked until the object `owner` is destroyed. `owner` must have a reference to `memory`. If
+    the registration fails, for example because of a limit on locked memory, copies into the memory block the host, but
+    are correct.
     """
     cudart = torch.cuda.cudart()
     if int(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) != 0:

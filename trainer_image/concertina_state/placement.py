@@ -1,4 +1,4 @@
-"""Boxes (rectangular parts) of a global tensor: which box each rank has, and which rows of it the rank saves.
+"""Boxes (rectangular parts) of a global tensor: the box that each rank has, and the rows of the box that it saves.
 
 If several ranks have the same box, each of them saves some of its rows. All functions are pure.
 
@@ -25,7 +25,7 @@ class Cut:
 
     dim: int | None
     late: bool = False
-    """True if this is a strided shard. It divides the tensor after all other mesh dimensions have done so.
+    """True if this is a strided shard, which divides the tensor after all other mesh dimensions.
 
     FSDP makes a strided shard of a dimension that tensor parallelism has already divided.
     """
@@ -49,10 +49,10 @@ def box(shape: Sequence[int], mesh: Sequence[int], coordinate: Sequence[int], cu
 
 
 def rows(boxes: Sequence[tuple[tuple[int, ...], int]], parts: int, part: int) -> list[tuple[int, int]]:
-    """Return the rows of each box that one of several ranks saves, as the first row and the row after the last.
+    """Return the rows of each box that one of several ranks saves, as half-open ranges [first row, row after the last).
 
     A box is the part of a tensor that a rank has. All `parts` ranks have the same boxes, and this rank has the index
-    `part` among them. `boxes` has the shape of each box and the bytes of an element.
+    `part` among them. `boxes` contains the shape of each box and the size of an element in bytes.
 
     The boxes are laid end to end and divided into `parts` pieces of about equal size. Each rank therefore saves parts
     of few boxes, and each row is saved once. A scalar counts as one row.

@@ -3,7 +3,7 @@
     python -m concertina_state.preflight REPORT DEVICE       DEVICE is `cuda` for all GPUs, or `cpu,cpu` in tests
 
 The process writes a `PreflightReport` as JSON into the file REPORT and exits, so that no process of the pod keeps a
-context on the GPUs. The agent starts it (`concertina_agent.workers.preflight`).
+context on the GPUs. The agent starts this process (`concertina_agent.workers.preflight`).
 
 All values are small integers, so every correct result is exact in every type and in every order of additions. Only a
 wrong result, or an error that names the hardware, is a fault. A time also depends on other things than the GPU's
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     import torch
 
 DEADLINE_SECONDS = 10.0
-"""Seconds for the initialization of the GPUs, and again for the test."""
+"""Maximum seconds for the initialization of the GPUs, and for the test after that."""
 SUM = 64
 """Sum of the products of each row of `a` and each column of `b`, before their factors."""
 HARDWARE = ("uncorrectable", "ECC", "hardware", "NVLink")
-"""Texts in errors of CUDA that name the hardware. Any other error may be due to the driver or to torch."""
+"""Texts in CUDA errors that indicate faulty hardware. Other errors may be caused by the driver or by torch."""
 ROUNDS = 3
 """Number of timed rounds of multiplications, of which the fastest counts."""
 
@@ -56,7 +56,7 @@ class Extent:
 
 GPU = Extent(8192, 12, 0.5, block_bytes=256 << 20, most_bytes=64 << 30, slow_arithmetic=0.5)
 CPU = Extent(128, 2, 0.5, block_bytes=1 << 20, most_bytes=8 << 20, slow_arithmetic=0.0)
-"""Extent in tests on CPUs. Their speeds are not compared, because the processes of a machine share its cores."""
+"""Extent of tests on CPUs. Speeds are not compared, because the processes of a machine share the machine's cores."""
 
 
 @dataclasses.dataclass
@@ -64,9 +64,9 @@ class DeviceResult:
     """Result of one device."""
 
     faults: list[str] = dataclasses.field(default_factory=list)
-    """Clauses that say what is wrong with the device."""
+    """Parts of sentences that say what is wrong with the device."""
     notes: list[str] = dataclasses.field(default_factory=list)
-    """Clauses about parts that were not tested, and about errors that do not name the hardware."""
+    """Parts of sentences about omitted tests, and about errors that do not name the hardware."""
     teraflops: float = 0.0
     """Measured speed of multiplications of float16 matrices, in 10^12 operations a second."""
     memory_bytes: int = 0
@@ -81,15 +81,15 @@ class PreflightReport:
     """Result of a preflight, which the agent reads."""
 
     faults: list[str] = dataclasses.field(default_factory=list)
-    """Clauses that name devices that compute wrongly, have wrong memory or report an error of the hardware."""
+    """Parts of sentences that name devices with wrong results, wrong memory or a hardware error."""
     warnings: list[str] = dataclasses.field(default_factory=list)
-    """Clauses that name devices that are slow, or could not be tested completely."""
+    """Parts of sentences that name devices that are slow, or could not be tested completely."""
     skipped: str = ""
-    """Reason why nothing or not everything was tested, or ""."""
+    """Reason why the test was not made, or not completely, or ""."""
     seconds: float = 0.0
     """Seconds that the test took, without the import of torch."""
     devices: dict[str, DeviceResult] = dataclasses.field(default_factory=dict)
-    """Results by device."""
+    """Result of each device, keyed by the device's name."""
 
 
 def factors(size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -125,7 +125,7 @@ def multiply(device: torch.device, extent: Extent, result: DeviceResult) -> None
 
 
 def timed(device: torch.device, repeats: int, work: Callable[[], object]) -> float:
-    """Return the seconds that a device takes for the repeated work. A GPU measures them itself."""
+    """Return the seconds that a device takes for `repeats` calls of `work`. A GPU measures the time itself."""
     import torch
 
     if device.type != "cuda":
@@ -219,7 +219,7 @@ def label(device: torch.device) -> str:
 
 
 def model(device: torch.device) -> tuple[str, int]:
-    """Return the name and the memory in bytes of a device. Only devices that are equal in both are compared."""
+    """Return the name and the memory in bytes of a device. Devices are compared only if both values are equal."""
     import torch
 
     if device.type != "cuda":
@@ -233,7 +233,7 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def noted(result: DeviceResult, what: str, test: Callable[[], None]) -> None:
-    """Run a part of the test. An error counts as a fault only if it is an error of the hardware."""
+    """Run a part of the test. An error counts as a fault only if it names the hardware."""
     try:
         test()
     except RuntimeError as error:
@@ -278,7 +278,7 @@ def run(devices: Sequence[torch.device], extent: Extent, until: float) -> Prefli
 
 
 def in_threads(tests: Sequence[Callable[[], None]], until: float) -> list[int]:
-    """Run tests at the same time, and return the numbers of those that have not ended at the time `until`."""
+    """Run tests in parallel, and return the numbers of the tests that have not ended at the time `until`."""
     threads = [threading.Thread(target=test, daemon=True) for test in tests]
     for thread in threads:
         thread.start()
@@ -288,7 +288,7 @@ def in_threads(tests: Sequence[Callable[[], None]], until: float) -> list[int]:
 
 
 def late(names: Sequence[str], results: Sequence[DeviceResult], unfinished: Sequence[int]) -> Iterator[str]:
-    """Yield a clause about each device that has not finished although other devices have."""
+    """Yield part of a sentence about each device that has not finished although other devices have."""
     finished = [result.seconds for number, result in enumerate(results) if number not in unfinished]
     for number in unfinished if finished else ():
         others = f"the others took {statistics.median(finished):.1f} s"
@@ -298,7 +298,7 @@ def late(names: Sequence[str], results: Sequence[DeviceResult], unfinished: Sequ
 def slow(
     names: Sequence[str], models: Sequence[tuple[str, int]], teraflops: Sequence[float], share: float
 ) -> Iterator[str]:
-    """Yield a clause about each device that is much slower than the median of the pod's devices of the same model."""
+    """Yield part of a sentence about each device that is much slower than the median of devices of the same model."""
     for name, model, speed in zip(names, models, teraflops):
         known = [other for of_model, other in zip(models, teraflops) if of_model == model and other > 0]
         median = statistics.median(known) if len(known) > 2 else max(known, default=0.0)

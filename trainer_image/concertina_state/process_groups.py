@@ -1,7 +1,7 @@
 """Process groups of torch in a process that takes part in one round after the other. Requires torch 2.15 or later.
 
-A round is a period in which a fixed set of replicas trains. A new round can have another set of ranks, so it needs new
-process groups. The bundled trainer and `trainingjob.run` leave their rounds by the functions of this module.
+A round is a period in which a fixed set of replicas trains. A new round can have a different set of ranks, so it needs
+new process groups. The bundled trainer and `trainingjob.run` leave their rounds by the functions of this module.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ def prepare_to_stay() -> None:
 
 
 def number_groups(round: int) -> None:
-    """Give the process groups of a round names that no earlier round has used.
+    """Give the process groups of a round names that no earlier round in this process has used.
 
-    If code uses a group that it has kept from an earlier round, an error is raised. Without new names, it could use a
-    group of this round by mistake. All ranks must call this function, because the ranks of a group find each other by
-    its name.
+    If code uses a group that was kept from an earlier round, an error is raised. Without new names, such code could use
+    a group of this round by mistake. All ranks must call this function, because the ranks of a group find each other by
+    the group's name.
     """
     distributed_c10d._world.group_count = round * MOST_GROUPS
 
 
 def number_meshes(round: int) -> None:
-    """Make new device meshes unequal to all device meshes of earlier rounds.
+    """Make new device meshes compare as unequal to all device meshes of earlier rounds.
 
     DTensor caches placements, shapes and plans of communication by mesh, in each thread. Two meshes are equal if their
-    ranks and names are equal. A process can have another rank in each round. If its new mesh were equal to one of an
-    earlier round, DTensor would use values that were cached for the earlier rank, and results would be wrong without an
-    error (decision "A survivor keeps its process").
+    ranks and names are equal. A process can have a different rank in each round. If its new mesh were equal to a mesh
+    of an earlier round, DTensor would use values that were cached for the earlier rank, and results would be wrong
+    without an error (decision "A survivor keeps its process").
 
     Raises:
-        RuntimeError: When the installed torch compares meshes in another way.
+        RuntimeError: When the installed torch compares meshes in a different way.
     """
     if "_thread_id" not in DeviceMesh.__annotations__:
         raise RuntimeError(f"torch {torch.__version__} does not compare device meshes by _thread_id")
@@ -123,7 +123,7 @@ class GroupSockets:
 
 
 class Connections:
-    """Connections of the process's groups, with a way to end them so that no rank waits for a timeout.
+    """Connections of the process's groups, which can be ended so that no rank waits for a timeout.
 
     Gloo's collectives raise an error if they can no longer read. An error of a write can get lost. This happens if the
     connection ends while gloo answers an operation. Gloo has then already removed the operation from its list, and
@@ -134,16 +134,16 @@ class Connections:
     """
 
     def __init__(self, is_of_group: Callable[[int, socket.socket], bool] = lambda inode, connection: True) -> None:
-        """Prepare to end connections. No connection is held yet.
+        """Prepare to end connections. No socket is duplicated yet.
 
         Args:
-            is_of_group: Function of a socket's inode and the socket. It returns whether the socket belongs to a process
-                group. By default, all sockets do. The bundled trainer uses the default, because its data reader reopens
-                connections.
+            is_of_group: Function that receives a socket's inode and the socket, and returns whether the socket belongs
+                to a process group. By default, all sockets do. The bundled trainer uses the default, because its data
+                reader reopens connections.
         """
         self._is_of_group = is_of_group
         self._held: dict[int, socket.socket] = {}
-        """Duplicates of the connections' sockets, by inode."""
+        """Duplicates of the connections' sockets, keyed by inode."""
 
     def hold(self) -> None:
         """Duplicate the connections' sockets, so that the connections stay open if gloo closes its own descriptors."""
@@ -159,7 +159,7 @@ class Connections:
                     stack.pop_all()
 
     def abort(self) -> None:
-        """Make all collectives of this process raise, in all threads.
+        """Make all collectives of this process raise an error, in all threads.
 
         For NCCL, a private function of torch aborts the process groups. For gloo, torch's abort does not suffice: a
         collective that waits for a rank that is still alive would wait until the timeout of the group. For gloo, this
@@ -175,7 +175,7 @@ class Connections:
                 connection.shutdown(socket.SHUT_RD)
 
     def release(self) -> None:
-        """Close the duplicated sockets. Call this when all ranks have left the round."""
+        """Close the duplicated sockets. Call this method when all ranks have left the round."""
         while self._held:
             self._held.popitem()[1].close()
 
@@ -190,7 +190,7 @@ def _sockets() -> Iterator[tuple[int, int]]:
 
 
 def lost_peer(error: BaseException, aborted: bool) -> bool:
-    """Return whether an error only means that another rank is gone, or that the groups of this process were aborted.
+    """Return whether an error only shows that another rank is gone, or that this process's groups were aborted.
 
     After any other error, for example of a device or of memory, the process must not continue.
     """
@@ -202,7 +202,7 @@ def lost_peer(error: BaseException, aborted: bool) -> bool:
 def meets_at_master_port() -> bool:
     """Return whether the default process group was created with a TCPStore at MASTER_PORT.
 
-    If it was, torch itself serves the round's store in the worker with rank 0.
+    In that case, the worker with rank 0 serves the round's store by torch.
     """
     if not dist.is_initialized():
         return False

@@ -45,7 +45,7 @@ class LocalShard:
         """Open the file and read its header.
 
         Raises:
-            RestoreFailed: When the file can't be read, or holds another snapshot than the expected one.
+            RestoreFailed: When the file can't be read, or contains a snapshot other than `expected`.
         """
         try:
             self._path, self._file = path, path.open("rb", buffering=0)
@@ -74,7 +74,7 @@ class LocalShard:
 class InMemory:
     """Snapshot in the memory of agents.
 
-    This pod's agent provides a shard, after fetching it from another agent if needed.
+    This pod's agent provides a shard, after fetching the shard from another agent if necessary.
 
     Methods raise RestoreFailed.
     """
@@ -100,7 +100,7 @@ class InMemory:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Result of `find`: the plan of the reads of a rank from a saved state, and the opened shards to read from."""
+    """Result of `find`: the plan of a rank's reads from a saved state, and the opened shards."""
 
     plan: ReadPlan
     shards: Mapping[int, ShardReader]
@@ -118,8 +118,8 @@ def find(saved: SavedState, alone: int | None, plan: Callable[[Mapping[int, Head
 
     Args:
         saved: The saved state.
-        alone: Number of the only shard that this rank needs, if the number of ranks has not changed since the state was
-            saved. If None, `plan` receives the headers of all shards.
+        alone: Number of the only shard that this rank needs, or None if the rank may need any shard. If None, `plan`
+            receives the headers of all shards.
         plan: Function that plans the reads, given the shards' headers, keyed by the shard's number.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Decide whether a step's state is saved, and whether it becomes a checkpoint.
+"""Decision whether a step's state is saved, and whether the saved state becomes a checkpoint.
 
 The decisions use only values that all ranks agreed on, so all ranks make the same decisions.
 """
@@ -71,7 +71,7 @@ class SaveDecision:
 BEST_SECONDS = 900.0
 """Seconds for which the end of a run waits for the upload of its best checkpoint.
 
-It is less than the time for which the agents let a rank save before they report a hang.
+The agents allow a rank more time than this for a save before they report a hang.
 """
 
 
@@ -80,15 +80,18 @@ class SavePolicy:
     steps: int
     """Number of the run's last step."""
     snapshot_every: int
-    """Number of steps between snapshots. A step whose number is a multiple of this one may have a snapshot."""
+    """Number N of steps between snapshots.
+
+    Only after a step whose number is a multiple of N is a regular snapshot taken.
+    """
     has_storage: bool
     checkpoint_every: int | None
-    """Number of steps between checkpoints, or None if they are not taken by steps."""
+    """Number of steps between checkpoints, or None if the interval is not set in steps."""
 
     def is_due(self, step: int, flags: StepFlags) -> bool:
         """Return whether a checkpoint becomes due after this step.
 
-        If the result is True, the checkpoint remains due until `Saving` begins it.
+        The checkpoint then remains due until `Saving` begins to make it.
         """
         every = self.checkpoint_every
         return self.has_storage and (flags.checkpoint_due > 0 or (every is not None and step % every == 0))
@@ -103,7 +106,7 @@ class SavePolicy:
             step: Number of finished steps.
             flags: Sums of the flags of all ranks.
             due: True if a checkpoint is due.
-            keeping_up: True if other replicas have copied the snapshot that a new one would overwrite.
+            keeping_up: True if other replicas have copied the snapshot that a new snapshot would overwrite.
             required: True to take a snapshot in any case. The value must be the same on all ranks.
         """
         outcome = Outcome.COMPLETE if step >= self.steps else Outcome.DRAINED if flags.drain > 0 else None
@@ -147,8 +150,8 @@ class Saving:
         Args:
             policy: When to save.
             snapshots: Snapshots of this rank.
-            restored: Metadata of the state that the round resumes from. New snapshots get the same metadata, apart from
-                the fields that change in each step.
+            restored: Metadata of the state from which the round resumes. New snapshots have the same metadata, except
+                for fields that change in each step.
             durable: Newest known checkpoint, or None.
             interval: Interval between checkpoints.
             channel: Channel to the agent.
@@ -163,7 +166,7 @@ class Saving:
         self._shipping = False
         """True if some rank was still uploading a shard at the last call of `decide`."""
         self._best_step: int | None = None
-        """Step of the last checkpoint that was made because it was the best."""
+        """Step of the last checkpoint that was made because it had the lowest evaluation loss, or None."""
         self._durable_step = durable.step if durable else 0
         self._durable_at = (durable.at or 0.0) if durable else (0.0 if restored.id.step else time.time())
         self.traces = Traces(restored.shard)
@@ -184,8 +187,10 @@ class Saving:
         self._copying_since: float | None = None
         """Time at which the last snapshot began, or None if the weights have been updated since."""
         self._beside = 0.0
-        """Seconds between the beginning of the last snapshot and the update of the weights. A device copies in this
-        time."""
+        """Seconds between the beginning of the last snapshot and the weight update.
+
+        A device makes its copy in this time.
+        """
 
     @property
     def snapshot_step(self) -> int | None:
@@ -238,15 +243,15 @@ class Saving:
 
     @property
     def durable_step(self) -> int:
-        """Step of the newest checkpoint that this rank knows of. Other ranks may know of another one."""
+        """Step of the newest checkpoint that this rank knows of. Other ranks may know of a different checkpoint."""
         return self._durable_step
 
     @property
     def uploading_best(self) -> int | None:
-        """Step of the last checkpoint that was made because it was the best, if its upload may not have finished.
+        """Step of the last best checkpoint, if its upload may not have finished. Otherwise None.
 
-        A newer checkpoint would end this upload. If each best checkpoint ended the upload of the previous one, none
-        would ever be complete.
+        The best checkpoint is the one with the lowest evaluation loss. The upload of a newer checkpoint would end this
+        upload. If each best checkpoint ended the upload of the previous one, no best checkpoint would ever be complete.
         """
         return self._best_step if self._shipping and self._best_step == self._durable_step else None
 
@@ -284,8 +289,8 @@ class Saving:
     def _overdue(self, step: int | None) -> bool:
         """Return whether the next checkpoint is overdue.
 
-        It is overdue if enough seconds have passed since the last one, or if an earlier round ended before its
-        checkpoint was in storage.
+        A checkpoint is overdue if enough seconds have passed since the last checkpoint, or if an earlier round ended
+        before its own checkpoint was in storage.
         """
         if not self._policy.has_storage:
             return False
@@ -295,7 +300,7 @@ class Saving:
         return by_clock or (steps is not None and finished_steps // steps > self._durable_step // steps)
 
     def decide(self, step: int, flags: StepFlags, required: bool = False) -> SaveDecision:
-        """Decide what happens to the state after `step` steps. `flags` has the sums of the flags of all ranks.
+        """Decide what happens to the state after `step` steps, given the sums `flags` of all ranks' flags.
 
         The sums also show which snapshot is the newest one that other replicas have copied completely. This method
         reports that snapshot to the agents. The agents then delete the snapshots of older rounds, whose memory the next
@@ -374,8 +379,8 @@ class Saving:
         """Report the cost of a snapshot to the Pace, which limits the cost of snapshots.
 
         `stall` is the duration of the call of `save`. The cost also includes the time for which the weight update
-        waited for a device's copy. This time is known only for the previous snapshot. The first snapshot is not
-        counted, because its memory has to be allocated.
+        waited for a device's copy. This waiting time is known only for the previous snapshot. The first snapshot is not
+        counted, because the memory for it has to be allocated.
         """
         if self._pace is not None and self._snapshots.count > 1:
             self._pace.took(stall + max(0.0, self.device_seconds - self._beside))
@@ -389,7 +394,7 @@ class Saving:
     def before_change(self) -> None:
         """Make devices finish copying the last snapshot before they execute later work that may change the state.
 
-        When this method returns, work that was queued on a device before the call has finished.
+        Only the devices wait. This method returns at once.
         """
         if self._copying_since is not None:
             self._beside, self._copying_since = time.perf_counter() - self._copying_since, None

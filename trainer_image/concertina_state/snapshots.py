@@ -40,7 +40,7 @@ class MappedShard:
 
         Raises:
             InvalidInput: When the volume is too small.
-            RestoreFailed: When there is no space beside the snapshots of the previous round.
+            RestoreFailed: When the snapshots of the previous round take so much space that there is none for the file.
         """
         self.path = path
         self._map = file_space.map_new(path, state.layout.size, spare)
@@ -94,8 +94,8 @@ class TakenSnapshot:
 class Snapshots:
     """Snapshots of one rank in one round.
 
-    A snapshot is a copy of the training state in node memory. All ranks take the same snapshots, so snapshots have the
-    same numbers on all ranks.
+    A snapshot is a copy of the training state in node memory. All ranks take snapshots after the same steps, so a
+    snapshot has the same number on all ranks.
 
     A round is a period in which a fixed set of replicas trains.
     """
@@ -113,7 +113,7 @@ class Snapshots:
         self._committing: Future[None] | None = None
         self._making: Future[Spare | None] | None = None
         self._ready = -1
-        """Index of a slot whose present file can be written, so that no new file is needed, or -1."""
+        """Index of a slot whose present file may be overwritten, so that no new file is needed, or -1."""
         folder.mkdir(parents=True, exist_ok=True)
         self.make_room()
 
@@ -143,8 +143,8 @@ class Snapshots:
     def keeping_up(self) -> bool:
         """True if the next snapshot would not overwrite a snapshot that other replicas are still copying.
 
-        Other replicas must have completely copied the last snapshot but one (decision "Snapshot k waits for copies of
-        snapshot k-2").
+        For this, other replicas must have completely copied the snapshot before the last one (decision "Snapshot k
+        waits for copies of snapshot k-2").
         """
         return self.complete >= self.count - 2
 
@@ -164,8 +164,8 @@ class Snapshots:
 
         The thread also computes the checksum, because that takes longer than the copy. Then it calls `committed`
         (decision "A thread computes a snapshot's checksum"). Two snapshots are never overwritten, even if other
-        replicas copy slowly: the newest one whose shards all have a copy on another replica, and the newest committed
-        one.
+        replicas copy slowly. These are the newest snapshot whose shards all have a copy on another replica, and the
+        newest committed snapshot.
 
         Args:
             metadata: Metadata of the snapshot.
@@ -197,10 +197,10 @@ class Snapshots:
     def make_room(self) -> None:
         """Make the committing thread allocate a file for the next snapshot, if that snapshot needs a new file.
 
-        The thread does this after its present work. It also checks whether a new file is needed. The training thread
-        does not check this, because the system call would release the GIL, and training would have to wait to get it
-        back. If the file is not ready in time, `begin` waits for the file (decision "A thread allocates the next
-        snapshot's file").
+        The thread allocates the file after its present work. The thread also checks whether a new file is needed. In
+        the training thread, the system call of this check would release the GIL, and training would have to wait to get
+        the GIL back. If the file is not ready in time, `begin` waits for the file (decision "A thread allocates the
+        next snapshot's file").
         """
         index = self._next()
         future = self._making
@@ -209,7 +209,10 @@ class Snapshots:
         self._making = self._committer.submit(self._make, index)
 
     def _make(self, index: int) -> Spare | None:
-        """Return a new file for slot `index`, or None if the slot needs none. The committing thread calls this."""
+        """Return a new file for slot `index`, or None if the slot needs none.
+
+        The committing thread calls this method.
+        """
         slot = self._slots[index]
         if slot is None or slot.shared:
             return file_space.spare(self._folder, self._state.layout.size)
@@ -237,7 +240,7 @@ class Snapshots:
 
     @property
     def waits(self) -> bool:
-        """True if `begin` would wait for the commit of the last snapshot, or for the file of the next one."""
+        """True if `begin` would have to wait: for the commit of the last snapshot, or for the file of the next one."""
         return any(future is not None and not future.done() for future in (self._committing, self._making))
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""Tensors of a state on one rank: the box (rectangular part) of the global tensor that each tensor has. Requires torch.
+"""Tensors of a state on one rank, each with its box (rectangular part) of the global tensor. Requires torch.
 
 A state can be restored by any number of ranks. If several ranks have the same tensors, each rank reads the part that it
 would save, and receives the other parts from the other ranks.
@@ -103,7 +103,7 @@ class StateIndex(LocalState[Tensor]):
 
 
 def _exchange(same_tensors: Sequence[LocalArray[Tensor]], copies: Copies) -> None:
-    """Among ranks with the same tensors, send the parts that this rank has read, and receive the other parts."""
+    """Exchange the read parts between ranks with the same tensors, so that each of these ranks has all parts."""
     group = copies.group or dist.group.WORLD
     assert group is not None
     for number, source in enumerate(copies.ranks):
@@ -119,7 +119,7 @@ def _exchange(same_tensors: Sequence[LocalArray[Tensor]], copies: Copies) -> Non
 
 
 def _buckets(parts: Sequence[Tensor], group: dist.ProcessGroup) -> Iterator[tuple[torch.device, list[Tensor]]]:
-    """Yield groups of tensors to send together, and the device to send each group from.
+    """Yield groups of tensors to send together, each with the device from which to send them.
 
     NCCL does not send from host memory. Tensors in host memory are therefore copied to the device in pieces, because
     the device may not have space for all.
@@ -184,7 +184,7 @@ def _own(name: str, tensor: Tensor) -> Chunk:
 
 
 def check_kind(name: str, tensor: Tensor) -> None:
-    """Check that a tensor has a dtype and a memory layout that can be saved. A sparse tensor, for example, can't be.
+    """Check that a tensor's dtype and memory layout can be saved. Those of a sparse tensor, for example, can't be.
 
     Raises:
         InvalidInput: When the tensor can't be saved.

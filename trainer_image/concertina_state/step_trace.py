@@ -1,4 +1,4 @@
-"""Trace of some steps of one rank, made by torch.profiler when a user runs `concertina trace`."""
+"""Trace of some steps of one rank by torch.profiler, which a user requests by `concertina trace`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Traces:
         self._trace: StepTrace | None = None
 
     def ask(self, request: TraceSteps) -> None:
-        """Request a trace. Any thread may call this. During another trace, the request waits until that trace ends."""
+        """Request a trace. Any thread may call this method. While a trace is in progress, the request waits."""
         self._request = request
 
     def list_calls(self, send: Callable[[Message], None]) -> None:
-        """Send the collectives that this process has called. Any thread may call this."""
+        """Call `send` with a message that lists the collectives of this process. Any thread may call this method."""
         collective_calls.answer(send)
 
     def after(self, step: int) -> None:
@@ -121,7 +121,7 @@ class StepTrace:
         self._put(step_traces.error_file(self._path), sentence.encode())
 
     def _put(self, path: Path, content: bytes) -> None:
-        """Write a file of the trace completely or not at all, and only if somebody still waits for the trace."""
+        """Write a file of the trace completely or not at all, and only if a client still waits for the trace."""
         part = path.with_name(f"{path.name}.part")
         try:
             if step_traces.wanted_file(self._path).exists():

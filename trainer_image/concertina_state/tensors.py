@@ -1,4 +1,4 @@
-"""Tensors of a shard: how tensors are copied into the shard's file, and read from shards again. Requires torch."""
+"""Tensors of a shard: copying into the shard's file, and reading from shards. Requires torch."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Views(list[Tensor]):
-    """List of tensors that are views of places in a file.
+    """List of tensors that are views of parts of a file.
 
     This is a subclass of list, because `pin` needs a weak reference, which list itself does not support.
     """
 
 
 class Tensors:
-    """Contents of a shard: the tensors and their places in the file.
+    """Contents of a shard: the tensors, and the position of each tensor in the file.
 
     A GPU copies its tensors into pinned memory on a separate stream, while the caller continues. A copy into pageable
     memory would block the host, and be four times slower (decision "GPU snapshots are copied on a separate stream").
     """
 
     def __init__(self, layout: Layout, tensors: Sequence[Tensor]) -> None:
-        """Record the tensors of a shard. `tensors` has the same order as the chunks of `layout`."""
+        """Record the tensors of a shard. The order of `tensors` is that of the chunks in `layout`."""
         self.layout, self.tensors = layout, tensors
         self._devices = sorted({tensor.device for tensor in tensors if tensor.is_cuda}, key=str)
         self._places = {
@@ -52,7 +52,7 @@ class Tensors:
         self._copied: dict[torch.device, torch.cuda.Event] = {}
 
     def views(self, file: mmap) -> Views:
-        """Return a view of each tensor's place in the mapped file.
+        """Return a view of the bytes of each tensor in the mapped file.
 
         If tensors are on a GPU, the file's memory is pinned, so that the GPU can copy into it.
         """
@@ -132,7 +132,7 @@ def _place_for(item: ReadItem, whole: Tensor) -> Place:
 def memory(tensor: Tensor) -> memoryview:
     """Return the bytes of a contiguous CPU tensor, without a copy.
 
-    numpy is not used, because an image with torch may not have it.
+    numpy is not used, because an image with torch may lack numpy.
     """
     size = tensor.numel() * tensor.element_size()
     if not size:

@@ -1,11 +1,13 @@
 """Uploader: a process that an agent starts to write checkpoints to durable storage. It serves several rounds.
 
-A round is a period in which a fixed set of replicas trains. <uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.safetensors
-a shard: its file in node memory as it is <uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.json          its sidecar: a
-shard without it counts as missing <uri>/<uid>/round-<r>/step-<s>/manifest.json                  written when every
-shard is there <uri>/<uid>/round-<r>/step-<s>/readers/*                      leases of readers (see `retention`)
-<uri>/LATEST                                                  names one manifest; moved last (see `latest`) <uri>/OWNER
-the job that writes here (see `owner`)
+A round is a period in which a fixed set of replicas trains. The uploader writes these objects:
+
+    <uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.safetensors   a shard, as a copy of its file in node memory
+    <uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.json          the sidecar; a shard without it counts as missing
+    <uri>/<uid>/round-<r>/step-<s>/manifest.json                  written when every shard is in storage
+    <uri>/<uid>/round-<r>/step-<s>/readers/*                      leases of readers (see `retention`)
+    <uri>/LATEST                                                  names one manifest; changed last (see `latest`)
+    <uri>/OWNER                                                   the job that may write here (see `owner`)
 """
 
 from __future__ import annotations
@@ -78,9 +80,12 @@ class UploadedRun:
     trainer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """spec.trainer with its defaults, or {} for a user's own script."""
     reaches: Sequence[int] = ()
-    """Numbers of steps that a rollback may go back (see `retention.Keeping.back`)."""
+    """Numbers of steps by which a rollback may go back (see `retention.Keeping.back`)."""
     trainer_in_shards: bool = False
-    """True if `trainer` lacks what the header of each shard has: the model that `trainer.model.from` describes."""
+    """True if `trainer` lacks the model that `trainer.model.from` describes.
+
+    The header of each shard contains this model.
+    """
 
 
 UNKNOWN = UploadedRun()
@@ -96,7 +101,7 @@ class Destination:
     keep_every_steps: int | None = None
     keep_best: bool = False
     take_over: str = ""
-    """Uid of the job whose folder this job may take over, or ""."""
+    """Uid of the job whose folder this job may take over (spec.checkpoint.takeOver), or ""."""
 
     @staticmethod
     def of(text: str) -> Destination:
@@ -172,7 +177,7 @@ def ship(folder: ObjectPrefix, uid: str, id: SnapshotId, shard: int, path: Path)
 
     Raises:
         StorageError: When durable storage can't be written.
-        Damaged: When the file is damaged, or contains another shard.
+        Damaged: When the file is damaged, or contains a different shard.
     """
     name, ends = part_name(id, shard), list[int]()
     keys = [f"{here(uid, id)}/{name}{ending}" for ending in (".safetensors", ".json")]
@@ -303,9 +308,9 @@ def _replaced(
 ) -> Continued | None:
     """Return the checkpoint of another job that this job may replace in `LATEST`, or None.
 
-    Usually it is the checkpoint that this job continued from. If this job has taken over the folder, it can also be a
-    newer checkpoint of the earlier owner. A pod of that owner without a connection to the cluster may have published it
-    after the take-over.
+    Usually, this is the checkpoint from which this job continued. If this job has taken over the folder, it can also be
+    a newer checkpoint of the earlier owner, published after the take-over by a pod that had lost its connection to the
+    cluster.
 
     Raises:
         Fenced: When `LATEST` names a checkpoint that this job may not replace.

@@ -1,4 +1,4 @@
-"""Description of a run before it trains: its parameters and its origin."""
+"""Description of a run, made before the run trains: its parameters and its origin."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def about(environment: Mapping[str, str]) -> About:
 
 
 def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each value in nested mappings, with the dotted path of its field, such as `trainer.batchSize`."""
+    """Yield each value in nested mappings, after the dotted path of its field, such as `trainer.batchSize`."""
     for name, field in value.items():
         if isinstance(field, Mapping):
             yield from _flat(field, f"{before}{name}.")

@@ -1,7 +1,7 @@
 """Process that sends the run's records to the tool that tracks the run.
 
 The coordinator is the agent of rank 0. A coordinator's agent starts this process. The process exits when its agent
-exits. It also exits when another replica has become the coordinator and all records of its own replica are sent.
+exits. It also exits when another replica has become the coordinator and all records of this replica have been sent.
 Training does not wait for this process, so the process can wait for a slow tool as long as necessary.
 """
 
@@ -38,7 +38,7 @@ PACKAGES = {Backend.MLFLOW: "mlflow-skinny", Backend.WANDB: "wandb", Backend.TEN
 
 
 def main() -> NoReturn:
-    """Send records to the tracking tool until all are sent and no more can come, or an error makes retries useless.
+    """Send records to the tracking tool until all are sent and no more can come, or until an error rules out a retry.
 
     The exit code is 0 if all records are sent or the agent has exited. It is 78 if the image lacks the tool. The last
     TrackingState message gives the reason.

@@ -36,7 +36,7 @@ class Spec:
 
 @dataclasses.dataclass(frozen=True)
 class TrackingSettings:
-    """Settings of the tracking process."""
+    """Settings of the tracking process, from the environment variables of the pod."""
 
     backend: Backend
     uri: str

@@ -36,14 +36,14 @@ class Shipper:
         Args:
             spool: Spool to read the records from.
             start: Function that starts or resumes the run. It is called before the first record is sent.
-            made_of: Function that returns the origin of a checkpoint, given its URI (see `tracked_lineage`).
-            environment: Description of this process, which is sent with each round.
+            made_of: Function that returns the origin of a checkpoint, given the checkpoint's URI (see
+                `tracked_lineage`).
+            environment: Description of this process's environment, which is sent when a round begins.
         """
         self._spool, self._start, self._made_of, self._environment = spool, start, made_of, environment
         self._tracker: Tracker | None = None
         self._logged: Collection[int] | None = None
-        """Steps that the tracking tool already has, later than the step from which the round began. None: they are
-        unknown."""
+        """Steps after the round's start step that the tracking tool already has, or None if they are not known."""
 
     @property
     def idle(self) -> bool:
@@ -124,7 +124,7 @@ class Shipper:
 
 
 def _with_world(step: StepDone, begun: Sequence[RoundBegan]) -> StepDone:
-    """Return the step with two more metrics: the number of its round, and the number of workers that trained it."""
+    """Return the step with two more metrics: the round's number, and the number of workers that trained the step."""
     workers = [
         round_began.workers for round_began in begun if round_began.round == step.round and round_began.coordinates
     ]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 
 def made_of(uri: str) -> Mapping[str, str]:
-    """Return the origin of a checkpoint: a text for each of several fields.
+    """Return the origin of a checkpoint, as a mapping from the name of a field to its text.
 
     If the manifest cannot be read, the result is empty, and the checkpoint is tracked without its origin. `concertina
     checkpoint show` prints the whole origin.

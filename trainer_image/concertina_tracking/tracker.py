@@ -1,6 +1,6 @@
 """Interface to a tool that tracks runs.
 
-A method may raise any error. The caller reports the error to the user and sends the same records again.
+A method may raise any error. The caller reports the error to the user, and sends the same records again later.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Tracker(Protocol):
         """Prepare to log the steps after `step`, and return the steps among them that the tool already has.
 
         The caller does not log the returned steps again. `latest` is whether this replica has been the coordinator
-        (which logs the steps) in all rounds since then. If it has, a tool that can delete steps deletes all steps after
-        `step`. Otherwise, another replica may have logged some of these steps, and the tool keeps them.
+        (which logs the steps) in all rounds since `step`. If it has, a tool that can delete steps deletes all steps
+        after `step`. Otherwise, another replica may have logged some of these steps, and the tool keeps them.
 
         The coordinator is the agent of rank 0.
         """
@@ -28,7 +28,7 @@ class Tracker(Protocol):
         """Log each step once, in any order. When the method returns, the tool has the steps."""
 
     def annotate(self, name: str, text: str) -> None:
-        """Add a sentence to the run under a name. A sentence with the same name is replaced."""
+        """Add a sentence to the run under a name, in place of an earlier sentence with the same name."""
 
     def reference(self, checkpoint: Checkpointed, made_of: Mapping[str, str]) -> None:
         """Add a checkpoint to the run, as an artifact that refers to the checkpoint's location.

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m concertina_tr
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
-    """Return the parser of all commands. The reference of the command line is generated from it."""
+    """Return the parser of all commands, from which the reference of the command line is also generated."""
     parser = argparse.ArgumentParser(prog=prog, description="Prepare data for the bundled trainer.")
     data = parser.add_subparsers(required=True).add_parser("data", help="token shards").add_subparsers(required=True)
     _build_options(data.add_parser("build", help="write token shards and their manifest"))
@@ -279,7 +279,7 @@ def _overlap_lines(overlap: dict[str, object] | None) -> list[str]:
 
 
 def _manifests(uri: str) -> Iterator[tuple[str, DataManifest]]:
-    """Yield the manifest of the data, and then that of the validation documents if there are any, each with its URI.
+    """Yield the manifest of the data, and that of the validation data if it exists, each after its URI.
 
     Raises:
         InvalidInput: When there is no manifest, or it is damaged.

@@ -17,7 +17,7 @@ from concertina_trainer.config.parallelism import ParallelismConfig
 
 
 class Dimension(enum.StrEnum):
-    """Dimensions of parallelism, from the one that varies slowest with the rank to the one that varies fastest."""
+    """Dimension of parallelism, in order from the slowest to the fastest varying with the rank."""
 
     replicate = "replicate"
     shard = "shard"
@@ -30,7 +30,7 @@ class Degrees(NamedTuple):
     """Number of ranks in each dimension, or a rank's position in each dimension."""
 
     replicate: int = 1
-    """Number of copies of weights and optimizer state."""
+    """Number of ranks that have copies of the same weights and optimizer state."""
     shard: int = 1
     pipeline: int = 1
     context: int = 1

@@ -2,11 +2,11 @@
 
 A run that resumes uses the settings that are saved with its state. A new run uses the fastest settings with which
 training fits into the devices' memory. A job that resumes the run of another job, perhaps on other devices, is refused
-if these settings do not fit.
+if the saved settings do not fit.
 
 The settings determine the order in which numbers are added, so they are the same on all ranks and in all rounds of a
-run (decision "The first worker chooses what fits"). They are chosen for the smallest number of ranks that the job
-allows, because each rank then holds the largest part of the state.
+run (decision "The first worker chooses what fits"). The choice assumes the smallest number of ranks that the job
+allows, because each rank then has the largest part of the state.
 
 A round is a period in which a fixed set of replicas trains.
 """
@@ -36,13 +36,13 @@ from concertina_trainer.parallel.group import DistContext, of_first_rank
 from concertina_trainer.state.restore import Recorded
 
 DEVICE_BYTES = "CONCERTINA_DEVICE_BYTES"
-"""Environment variable: bytes of a device's memory that a worker may use. Default: the size of the device."""
+"""Environment variable with the bytes of a device's memory that a worker may use. Default: the device's memory."""
 LEAST_RANKS = "CONCERTINA_LEAST_RANKS"
-"""Environment variable: number of ranks of the smallest world that the job allows."""
+"""Environment variable with the number of ranks of the smallest world that the job allows."""
 PLANNING_SECONDS = 300.0
 """Maximum seconds for the planning process.
 
-A large custom model is run whole, which can take some minutes.
+To plan a custom model, the process runs the whole model, which can take some minutes.
 """
 _POLL_SECONDS = 0.5
 
@@ -56,7 +56,7 @@ class Fitted:
 
     config: TrainerConfig
     chosen: dict[str, str]
-    """Values that were chosen for fields that the job leaves out, by path of the field."""
+    """Chosen values of the fields that the job does not set, keyed by the field's path."""
     note: str = ""
     """Line for the log about the choice, or an empty string."""
 
@@ -77,11 +77,11 @@ def fitted(
         reader: Reader of the data.
         saved: Facts that were saved with the state from which the round continues.
         world: This rank's position in the round.
-        check: Function that raises if the round is over.
+        check: Function that raises an error if the round is over.
 
     Raises:
-        DoesNotFit: When a new run does not fit into the memory of the smallest device with any settings, or the run of
-            another job with its saved settings.
+        DoesNotFit: When no settings let a new run fit into the memory of the smallest device. Also when the run of
+            another job does not fit with its saved settings.
         InvalidInput: When the value of an environment variable is invalid.
     """
     default = _default(saved.config or config, own, world)
@@ -139,7 +139,7 @@ def least_ranks(world: DistContext) -> int:
 
 
 def least_memory(world: DistContext) -> int:
-    """Return the memory in bytes of the smallest device of all ranks, by an all-reduce. 0 if it is not known.
+    """Return the memory in bytes of the smallest device of all ranks, by an all-reduce, or 0 if it is not known.
 
     Raises:
         InvalidInput: When the environment variable DEVICE_BYTES is not a number of bytes.

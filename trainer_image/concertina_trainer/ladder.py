@@ -1,4 +1,4 @@
-"""List the settings that trade speed for memory, the fastest first, and choose the first setting that fits.
+"""List of the settings that trade speed for memory, fastest first, and choice of the first that fits.
 
 A setting is a MemoryChoice: the micro-batch size, the activations to recompute, and whether gathered weights are freed.
 The module does not import torch.
@@ -23,18 +23,21 @@ measured on a GPU.
 """
 GIB = 1 << 30
 BUSY_TOKENS = 8192
-"""Tokens of a micro-batch from which on a rank's matrix products take longer than FSDP's collectives.
+"""Number of tokens of a micro-batch from which on matrix products take longer than FSDP's collectives.
 
 The forward pass takes 2 operations for each weight and token, and the all-gather takes 2 bytes for each weight. At 400
 TFLOPS and 50 GB/s, both take the same time with 8000 tokens.
 """
 LEAST_TOKENS = BUSY_TOKENS // 4
-"""Tokens of a micro-batch below which a larger micro-batch is faster, although it needs more recomputation.
+"""Number of tokens of a micro-batch below which a larger micro-batch is faster in spite of more recomputation.
 
 The larger micro-batch is faster even if all its activations are recomputed.
 """
 MOST_TOKENS = 4 * BUSY_TOKENS
-"""Tokens of a micro-batch above which a larger one is no faster, because kernels are then large enough."""
+"""Number of tokens of a micro-batch above which a larger micro-batch is no faster.
+
+Kernels are already efficient at this size.
+"""
 MICROBATCHES_PER_STAGE = 4
 """Minimum number of microbatches per pipeline stage when the micro-batch size is chosen.
 
@@ -43,7 +46,7 @@ With 4, a fifth of the step is the pipeline's bubble.
 
 
 def usable_memory(device_bytes: int) -> float:
-    """Return the bytes that tensors can use on a device of `device_bytes`.
+    """Return the number of bytes that tensors can use on a device with `device_bytes` bytes of memory.
 
     Different versions of the driver report sizes that differ by some MiB. The size is rounded down to whole GiB, so
     that the driver does not affect which settings are chosen.
@@ -56,10 +59,10 @@ def ladder(
 ) -> list[MemoryChoice]:
     """Return the settings to choose from for `ranks` ranks, the fastest first.
 
-    A field that the configuration sets has only that value. Small micro-batches make training slow. In the list,
-    activations are therefore recomputed before the micro-batch gets smaller than BUSY_TOKENS, and all activations are
-    recomputed before it gets smaller than LEAST_TOKENS. `has_blocks` says whether the model has blocks whose
-    activations can be recomputed.
+    A field that the configuration sets has the same value in all settings. Small micro-batches make training slow. The
+    list therefore contains settings with recomputation of activations before settings with micro-batches below
+    BUSY_TOKENS tokens. Settings that recompute all activations come before settings with micro-batches below
+    LEAST_TOKENS tokens. `has_blocks` says whether the model has blocks whose activations can be recomputed.
 
     Raises:
         InvalidInput: When the number of ranks is not a multiple of the layout's block (`ParallelismConfig.block`).
@@ -102,9 +105,9 @@ def _micro_batch_sizes(config: TrainerConfig, parallelism: ParallelismConfig, ra
 def first_fitting(rungs: Sequence[MemoryChoice], limit: float, peak: Callable[[MemoryChoice], float]) -> MemoryChoice:
     """Return the first setting whose peak memory is at most `limit` bytes, or the last setting if none fits.
 
-    To compute the peak of a setting takes seconds. This function therefore tries only the first setting, and then
+    Computing the peak of a setting takes seconds. This function therefore tries only the first setting, and then
     bisects the others. Bisection assumes that each setting has a lower peak than the one before, which is nearly always
-    true. Even if it is not, a higher limit never leads to a later setting.
+    true. Even where this assumption is wrong, a higher limit never leads to a later setting.
     """
     if peak(rungs[0]) <= limit:
         return rungs[0]

@@ -38,13 +38,16 @@ class LayoutRule:
     """
 
     field: str
-    """Path in the spec of the field to change if the rule is violated."""
+    """Path in the spec of the field that the user has to change if the rule is violated."""
     cel: str
     """Rule in CEL. `self` is the spec, whose trainer section is present."""
     holds: Callable[[TrainerConfig, ParallelismConfig], bool]
     message: str
     without_parallelism: bool = False
-    """True if the rule also applies to a spec without the section parallelism. All others hold for such a spec."""
+    """True if the rule also applies to a spec without the section parallelism.
+
+    Such a spec always satisfies all other rules.
+    """
 
 
 _TENSOR = "(has(self.parallelism) ? self.parallelism.tensor : 1)"
@@ -55,7 +58,8 @@ _MODEL = "self.trainer.model"
 def _of_model(field: str, otherwise: str) -> str:
     """Return a CEL expression for the value of a field of the model.
 
-    A named size may set the field. `otherwise` is the expression for a model without a named size.
+    If the job uses a named size, the size may set the field. `otherwise` is the expression for a job without a named
+    size.
     """
     return f"(has({_MODEL}.size) ? {value_of_size(field, f'{_MODEL}.size')} : {otherwise})"
 
@@ -83,7 +87,7 @@ def _divides_shared(trainer: TrainerConfig, parallelism: ParallelismConfig) -> b
 
 
 def _has_whole_blocks(trainer: TrainerConfig, parallelism: ParallelismConfig) -> bool:
-    """Return whether each worker has whole blocks of quantized weights. (Each block has its own scale.)"""
+    """Return whether each worker has whole blocks of quantized weights (a block is the elements with one scale)."""
     model = trainer.model
     if model.lora is None or not model.lora.frozen_dtype.quantized:
         return True
@@ -110,10 +114,11 @@ def _whole(dimension: str) -> LayoutRule:
 
 
 def _of_sizes(rule: LayoutRule) -> LayoutRule:
-    """Return the rule with an exception: it accepts a spec in which `trainer.model.from` is set.
+    """Return the rule, changed so that it accepts a spec in which `trainer.model.from` is set.
 
-    The sizes of such a model are in another file. The trainer checks the rule once it has read that file. Rules on
-    tensor parallelism also accept `trainer.model.hf`. For such a model, the trainer checks the widths of the weights.
+    The sizes of such a model are in another file, so the trainer checks the rule after it has read that file. Rules on
+    tensor parallelism also accept a spec with `trainer.model.hf`. For such a model, the trainer checks the widths of
+    the weights.
     """
     described = "has(self.trainer.model.from)"
     if rule.field == "parallelism.tensor":
@@ -326,9 +331,11 @@ def refusal(rule: LayoutRule, trainer: TrainerConfig, parallelism: ParallelismCo
 
 
 def problems(trainer: TrainerConfig, parallelism: ParallelismConfig, world: int | None = None) -> tuple[str, ...]:
-    """Return a sentence for each reason why the bundled trainer can't train in this layout, or nothing if it can.
+    """Return a sentence for each reason why the bundled trainer can't train in this layout.
 
     `world` is the number of ranks, or None if it is not known.
+
+    If it can train in this layout, the result is empty.
     """
     sentences = [
         f"{rule.field}: {refusal(rule, trainer, parallelism)}" for rule in RULES if not rule.holds(trainer, parallelism)
@@ -353,12 +360,11 @@ def frees_weights(trainer: TrainerConfig, parallelism: ParallelismConfig, weight
 
 
 def reduces_each(trainer: TrainerConfig, parallelism: ParallelismConfig, weights: int | None = None) -> bool:
-    """Return whether the gradients of each microbatch are reduced over ranks at once.
+    """Return whether the gradients of each microbatch are reduced over ranks immediately after the microbatch.
 
-    Otherwise, each rank first sums the unsharded gradients of all its microbatches. This is not done in two cases. In
+    Otherwise, each rank first sums the unsharded gradients of all its microbatches. The result is True in two cases. In
     the first case, blocks free their gathered weights to save memory, so there is no memory for unsharded gradients
-    either. In the second case, gradients have the dtype bfloat16: FSDP would sum them in bfloat16, and round each
-    addition.
+    either. In the second case, gradients have the dtype bfloat16, in which FSDP would round each addition of the sum.
     """
     if parallelism.pipeline > 1:
         return False
@@ -369,7 +375,7 @@ def reduces_each(trainer: TrainerConfig, parallelism: ParallelismConfig, weights
 def nearest_sizes(size: int, step: int) -> tuple[int, ...]:
     """Return the positive multiples of `step` that are nearest to `size`.
 
-    The result is the greatest multiple that is not above `size`, if there is one, and the next multiple.
+    The result is the greatest positive multiple of at most `size`, if there is one, and the next greater multiple.
     """
     below = size - size % step
     return tuple(near for near in (below, below + step) if near)

@@ -1,8 +1,8 @@
-"""Imports of all modules that a worker or the uploader needs, for the parent process that they are forked from.
+"""Imports of all modules that a worker or the uploader needs, in the parent process from which they are forked.
 
-The parent imports the modules once, so its children start fast. This module must only import. A tensor operation would
-start threads, which do not survive a fork, and every child would hang. The parent's environment must have these
-variables:
+The parent imports the modules once, so the processes that it forks start fast. This module must only import. A tensor
+operation would start threads, which do not survive a fork, and every child would hang. The parent's environment must
+have these variables:
 
 - OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1. Otherwise `import torch` starts a second thread.
 - PYTORCH_NVML_BASED_CUDA_CHECK=1. Otherwise the check for GPUs opens a GPU in the parent.

@@ -15,7 +15,7 @@ from torch.distributed import TCPStore
 
 
 def serve(fd: str) -> NoReturn:
-    """Serve a TCPStore on a socket that is bound and listening, until killed. `fd` is its file descriptor."""
+    """Serve a TCPStore on the bound and listening socket with the file descriptor `fd`, until killed."""
     listener = socket.socket(fileno=int(fd))
     host, port = listener.getsockname()[:2]
     store = TCPStore(

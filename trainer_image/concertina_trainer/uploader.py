@@ -1,6 +1,6 @@
 """Uploader of the bundled trainer's checkpoints.
 
-It records the configuration of the trainer in manifests, and keeps older checkpoints for rollbacks.
+The uploader records the trainer's configuration in manifests, and keeps older checkpoints for rollbacks.
 """
 
 from __future__ import annotations

@@ -89,14 +89,14 @@ AFTER_THE_CULPRIT = 0.5
 The rank whose memory is corrupt then reports first.
 """
 KEPT_LINES = 50
-"""Number of the last lines of a traceback to send to the agent."""
+"""Number of lines at the end of a traceback that are sent to the agent."""
 
 
 def main() -> NoReturn:
     """Run the rounds of this worker process, and exit.
 
     The exit status is 0 after Done, and 78 after a Fault for invalid input. After any other error it is 1, and the last
-    lines of stderr have the reason.
+    lines of stderr contain the reason.
     """
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     if process_groups.can_stay():
@@ -170,7 +170,7 @@ def one_round(channel: RoundChannel, heartbeat: HeartbeatWriter, entered: float 
 
 
 def _handled_at_once(channel: RoundChannel, message: Message) -> bool:
-    """Answer a message that can't wait until the main thread reads it. Return False for any other message."""
+    """Answer a message that can't wait until the main thread reads it. For any other message, return False."""
     if not isinstance(message, ListCalls):
         return False
     collective_calls.answer(channel.send)
@@ -225,7 +225,7 @@ class Built:
     world: DistContext
     reader: Reader
     aside: dict[str, Reader]
-    """Reader of each evaluation set by name, or empty without trainer.evaluation."""
+    """Reader of each evaluation set, keyed by name, or empty without trainer.evaluation."""
     model: Stages
     optimizer: LocalOptimizer
     state: TrainState
@@ -294,7 +294,8 @@ def build(
 ) -> Built:
     """Build the data reader, the model and the optimizer. The state is restored later.
 
-    `saved` has the facts that are recorded with the state to restore. `check` raises an error if the round is over.
+    `saved` contains the facts that are recorded with the state to restore. `check` raises an error if the round is
+    over.
 
     Raises:
         InvalidInput: When the data do not fit the model, or can't be used.
@@ -327,7 +328,7 @@ def build(
 
 
 def read_model(built: Built) -> dict[str, str]:
-    """Return the entry of the status for a model that was read for `model.from` or `model.hf`, if there is one."""
+    """Return the entry of `status.settings` for a model that was read for `model.from` or `model.hf`, if any."""
     own = built.model.own
     layers, weights = (len(own.blocks), own.weights) if own else (0, 0)
     left_out = hf.left_out(own.model) if own and built.config.model.hf else ""
@@ -335,10 +336,10 @@ def read_model(built: Built) -> dict[str, str]:
 
 
 def _check_data(config: TrainerConfig, digest: str) -> None:
-    """Check that a run of `concertina reproduce` has the data that its checkpoint was trained on.
+    """Check that a run of `concertina reproduce` has the data on which its checkpoint was trained.
 
     Raises:
-        DataChanged: When the data have another digest.
+        DataChanged: When the digest of the data differs.
     """
     required_digest = config.reproduction and config.reproduction.data_digest
     if required_digest and required_digest != digest:

@@ -42,10 +42,12 @@ T = TypeVar("T")
 
 
 def __getattr__(name: str) -> object:
-    """Import `State` and `ArrayShard` only when a script first uses them, because the import takes a tenth of a second.
+    """Return `State` or `ArrayShard`, importing its module only on first use.
 
     Raises:
         AttributeError: The module has no such attribute.
+
+    Importing the module takes a tenth of a second, which scripts without these names don't spend.
     """
     if name not in ("ArrayShard", "State"):
         raise AttributeError(f"module 'trainingjob' has no attribute {name!r}")
@@ -151,11 +153,10 @@ def data(
         batch: Sequences in a step, of all ranks together.
         seed: Seed of the order in which sequences are consumed.
         groups: Number of groups into which the shards are divided. Each batch has the same number of sequences of each
-            group, and each rank reads few groups. Use a divisor of `batch` that is a multiple of the number
-            of nodes.
-        rank: Number of this rank among the ranks that share a batch. By default, this is its rank in the job.
-        size: Number of ranks that share a batch. By default, all ranks of the job share it. With tensor parallelism,
-            for example, fewer ranks do.
+            group, and each rank reads few groups. The value must divide `batch`. Use a multiple of the number of nodes.
+        rank: Number of this process among the ranks that share a batch; by default, its rank in the job.
+        size: Number of ranks that share a batch; by default, all ranks of the job. Pass a smaller number if several
+            ranks need the same rows, for example with tensor parallelism.
         cache_mebibytes: Maximum size, in MiB, of the node's copies of data from a store.
 
     Returns:
@@ -176,10 +177,10 @@ def run(main: Callable[[], T]) -> T:
     """Call a script's `main`, in each round of the job, in the same process.
 
     A round is a period in which a fixed set of replicas trains together. Without this function, a new process starts
-    when a round ends. With this function, a process that survives the round leaves `main` by an exception, closes
-    torch's process groups, and calls `main` again in the next round, with the variables of that round (`RANK`,
-    `WORLD_SIZE`, `MASTER_ADDR` and so on). The agent kills a process that does not leave `main` within a second, and
-    starts a new one.
+    when a round ends. With this function, a process that survives the round leaves `main` by an exception that this
+    package raises, closes torch's process groups, and calls `main` again in the next round, with the variables of that
+    round (`RANK`, `WORLD_SIZE`, `MASTER_ADDR` and so on). The agent kills a process that does not leave `main` within a
+    second, and starts a new one.
 
     Call this function once. Create everything that belongs to a round in `main`: `init_process_group`, the model,
     `State`, data and threads. The exception is not derived from `Exception`, so `except Exception` does not catch it.
@@ -194,7 +195,7 @@ def run(main: Callable[[], T]) -> T:
         The result of `main`, once the run is complete.
 
     Raises:
-        RuntimeError: This function was called before, or another function that communicates with the job.
+        RuntimeError: This function, or another function that communicates with the job, was called before.
     """
     path = os.environ.get("CONCERTINA_SOCKET")
     if not path or "RANK" not in os.environ:

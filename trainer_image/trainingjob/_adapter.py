@@ -30,7 +30,7 @@ class StateAdapter(Protocol):
         """Return the object's own tensors that may differ between ranks, such as running means, keyed by name.
 
         The result of `arrays` does not contain these tensors. Call `arrays` or `contents` first: this method returns
-        the tensors that the last such call has found.
+        the tensors that the last call of `arrays` or `contents` found in the object.
         """
         ...
 
@@ -39,7 +39,7 @@ class StateAdapter(Protocol):
         ...
 
     def prepare(self, values: Any) -> None:
-        """Create the arrays that the saved object had, so that `State` can write the saved content into them.
+        """Create the arrays that the saved object contained, so that `State` can write the saved content into them.
 
         Raises:
             InvalidInput: The values are those of another kind of object.

@@ -21,9 +21,9 @@ from trainingjob._world import world
 
 T = TypeVar("T")
 MOST_NAME = 64
-"""Most characters of a metric's name."""
+"""Maximum length of a metric's name, in characters."""
 PARTS: Mapping[str, StepPart] = {WorkerPhase.EVALUATING: StepPart.EVALUATION, WorkerPhase.COMPILING: StepPart.COMPILE}
-"""Parts of a step whose time is counted by the phases that a script reports."""
+"""Part of a step to which the time of a reported phase is added, keyed by the phase."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Tracer(Protocol):
     """Writer of traces of training steps, on request (see `concertina_state.step_trace.Traces`)."""
 
     def ask(self, wish: w.TraceSteps) -> None:
-        """Request a trace of the steps that `wish` names."""
+        """Request a trace of the steps that the message `wish` names."""
         ...
 
     def list_calls(self, send: Callable[[w.Message], None]) -> None:
-        """Send the collectives that this process has called."""
+        """Call `send` with a message that lists the collectives of this process."""
         ...
 
     def after(self, step: int) -> None:
@@ -79,7 +79,7 @@ class Channel:
         Args:
             rounds: The connection to the agent.
             rank: Rank of this process.
-            make_tracer: Function that returns the tracer of a rank. It is called at the first request for a trace.
+            make_tracer: Function that receives the rank and returns its tracer. The first request for a trace calls it.
             stays: Whether this process can leave the round and enter the next one.
 
         Raises:
@@ -110,7 +110,7 @@ class Channel:
         self._samples: Callable[[], int] = int
         self._stalled_seconds = 0.0
         self._seconds_by_part: Dict[str, float] = {}
-        """Seconds by StepPart, as phases were reported."""
+        """Seconds spent in each StepPart, computed from the phases that the script reported."""
         self._phase: Tuple[str, float] = ("", 0.0)
         """Last reported phase, and when it was reported (monotonic seconds)."""
         self._last_message: Union[Progress, w.Beat, None] = None
@@ -186,7 +186,7 @@ class Channel:
             self._send(dataclasses.replace(self._last_message, phase=WorkerPhase.LOADING_DATA))
 
     def report_restored(self, step: int, source: str) -> None:
-        """Record the step at which this round begins and the source of its state, for later reports to the job."""
+        """Record at which step this round begins and where its state came from, for later reports to the job."""
         self._restored_step, self._restored_from = step, source
 
     def report_commit(self, step: int, snapshot_step: Optional[int], seconds: float) -> None:
@@ -244,7 +244,7 @@ class Channel:
             self._tracer.after(step)
 
     def _enter_phase(self, phase: str) -> None:
-        """Add the time since the last report to the phase of that report, and begin another phase."""
+        """Add the time since the last report to the phase that this report named, and begin the phase `phase`."""
         previous, since = self._phase
         now = time.monotonic()
         if previous in PARTS:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trainingjob._save_points import SavePoints
 
 RESERVED = {"random": "random numbers are", "loaders": "positions of `batches` are"}
-"""Names that no object of a script may have, each with the state that `State` saves under it."""
+"""Names that no object of a script may have. The value says what `State` saves under the name."""
 
 
 class Contents:
@@ -30,7 +30,7 @@ class Contents:
         self._adapters: dict[str, StateAdapter] = {}
         self._loaders: Loaders | None = None
         self.save_points: SavePoints | None = None
-        """None without torch: each commit is a save point then."""
+        """Commits after which the state can be saved. None if torch is not used: each commit is a save point then."""
         self.sample_counters: list[SampleCounter] = []
 
     def add(self, objects: Mapping[str, Any]) -> None:
@@ -112,12 +112,13 @@ class Contents:
     def buffers(self) -> dict[str, Any]:
         """Return the buffers of all modules, keyed by full name.
 
-        Call `current` or `arrays` first: this method returns the buffers that the last such call has found.
+        Call `current` or `arrays` first: this method returns the buffers that the last call of `current` or `arrays`
+        found in the modules.
         """
         return self._collected({name: adapter.buffers() for name, adapter in self._adapters.items()})
 
     def check_replicated(self) -> None:
-        """Check that arrays which every rank holds in full have the same content on all ranks.
+        """Check that arrays that every rank holds in full have the same content on all ranks.
 
         Each rank saves only a part of such an array. If its content differed between ranks, the saved array would be a
         mixture. All ranks must call this method.
@@ -144,7 +145,7 @@ class Contents:
         return collected
 
     def _with_full_names(self, name: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arrays of one object, keyed by full name, in the form that a state index requires."""
+        """Return the arrays of one object, keyed by full name, in the form that `StateIndex` requires."""
         named = {f"{name}.{key}": array for key, array in arrays.items()}
         return {path: self._ranks.array(array, path) for path, array in named.items()}
 

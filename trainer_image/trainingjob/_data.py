@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 AHEAD = 2
 """Batches that are read before they are needed."""
 _DESCRIPTIONS = {"data": "digest of data", "length": "length", "seed": "seed", "groups": "groups"}
-"""Settings that determine which sequence is at each position, with their names in messages."""
+"""Names in messages of the settings that determine the order of sequences, keyed by the setting."""
 REPORT_SECONDS = 1.0
 """Seconds between two reports of a wait for data."""
 
@@ -49,7 +49,7 @@ class Data(SampleCounter):
         self._uri, self._length, self._batch, self._seed, self._groups = uri, length, batch, seed, groups
         self._begin, self._end = batch * rank // size, batch * (rank + 1) // size
         self.weight = (self._end - self._begin) * size / batch
-        """Factor for the mean loss over this rank's rows, so that the mean over the ranks is the mean over the batch.
+        """Factor to multiply this rank's mean loss by, so that the mean over the ranks is the mean over the batch.
 
         It is 1.0 if the batch divides evenly by the number of ranks.
         """

@@ -33,7 +33,7 @@ PER_RANK = ("random", "loaders")
 OPTIMIZER = "optimizer"
 """First part of the names of moments in checkpoints of the bundled trainer: `optimizer.<moment>.<weight>`."""
 RANK = "rank-"
-"""First letters of the names of what a rank of a `State` saves for itself."""
+"""Prefix of the names under which a `State` saves arrays and values of a single rank."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _holds_array(value: Any) -> bool:
 
 
 def _of_optimizer(name: str, chunks: Mapping[str, Chunk], values: Mapping[str, Any]) -> Iterator[Entry]:
-    """Yield the moments and options of an optimizer, by the names of the parameters in their module."""
+    """Yield the moments and options of an optimizer, named after the parameters of the module that they belong to."""
     parameters = [parameter for group in values["names"] for parameter in group]
     in_modules = "moments" in values  # not with FSDP1, whose names are those of the one module
     short = dict(zip(parameters, _within_module(parameters) if in_modules else parameters))

@@ -22,7 +22,7 @@ from concertina_state.saved import LocalShard
 from trainingjob._world import World
 
 LOCK_SECONDS = 2.0
-"""How long to wait for the end of a process that holds the folder's lock."""
+"""Seconds to wait for another process to release the folder's lock."""
 
 
 class Folder:
@@ -73,7 +73,7 @@ class Folder:
         return StateInFolder(newest, paths_by_id[newest]) if newest else None
 
     def send(self, message: Message) -> None:
-        """Handle a message that a `State` would otherwise send to the agent.
+        """Act on a message that a `State` would otherwise send to the agent.
 
         A committed snapshot is answered as if another replica had copied it.
         """

@@ -13,7 +13,7 @@ from trainingjob._refusals import INSTEAD
 def match_groups(
     optimizer: str, saved: Sequence[tuple[Sequence[str], Mapping[str, Any]]], now: Sequence[Sequence[str]]
 ) -> list[int]:
-    """Return, for each present parameter group, the index of the saved group whose options it takes.
+    """Return, for each present parameter group, the index of the saved group whose options it gets.
 
     A present group may hold parameters of several saved groups if these groups have the same options.
 
@@ -47,7 +47,7 @@ def _source(
     number: int,
     group_by_name: Mapping[str, int],
 ) -> int:
-    """Return the index of the saved group whose options a present group takes, given the group's parameter names.
+    """Return the index of the saved group whose options a present group gets, given the group's parameter names.
 
     Raises:
         InvalidInput: The parameters were saved with different options.

@@ -13,7 +13,7 @@ FORMATS = {
     "d": "F64", "f": "F32", "e": "F16", "b": "I8", "B": "U8", "?": "BOOL",
     **{f: f"I{8 * array.array(f).itemsize}" for f in "hilq"}, **{f: f"U{8 * array.array(f).itemsize}" for f in "HILQ"},
 }  # fmt: skip
-"""Names of dtypes, as safetensors has them, by the format letters of the standard library's buffers."""
+"""Names of dtypes in safetensors, keyed by the format letter of a buffer in Python's `struct` notation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Leaf:
     array: Any
     """A tensor, a Buffer, or an ArrayShard of one: the value itself, or a copy if the value can't be written to."""
     filled: Callable[[], Any]
-    """Returns the value that takes the array's place, once the array has been filled."""
+    """Returns the value to put into the dict in the array's place, once the array has been filled."""
     whole: bool = True
     """True if this is the whole global array, so that every rank must hold the same content."""
 

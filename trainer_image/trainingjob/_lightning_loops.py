@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 
 class LightningLoops:
-    """Position of a fit, saved between two batches: the next batch has been fetched, but its training has not begun.
+    """Position of Lightning's training loop and data loaders within a fit.
 
     After a restart, Lightning continues its count of batches, but its data loaders begin at their first item. This
     class makes the loaders continue at their saved position. The position in an epoch is counted in items of all ranks,
     so it stays valid when the number of ranks changes.
+
+    The position is saved between two batches: the next batch has been fetched, but its training has not begun.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -26,7 +28,7 @@ class LightningLoops:
         self._saved_positions: list[dict[str, Any]] | None = None
         """Positions of loaders, from `load_state_dict` until the loaders exist."""
         self._loader_states: deque[list[Any]] = deque()
-        """States of loaders that have `state_dict`. The first is as of the batch that was trained last."""
+        """States of loaders that have `state_dict`. The first is the state after the last trained batch."""
         self._epoch_ends = False
 
     # --- the saved state --------------------------------------------------------------------------------------------
@@ -130,8 +132,8 @@ def _sampler(loader: Any) -> Any:
 def _position(loader: Any) -> dict[str, Any]:
     """Return the position of a data loader, to be saved with the state.
 
-    The position has the random state of the loader's order, the number of items in a batch, and the number of items
-    that all ranks together consume in a pass.
+    The position contains the random state of the loader's order, the number of items in a batch, and the number of
+    items that all ranks together consume in a pass.
     """
     order, ranks = order_of(loader), world().size
     if order is None:

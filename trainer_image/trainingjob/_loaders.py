@@ -52,9 +52,9 @@ class Loaders:
         self._saved = list(values["passes"])
 
     def remember_random_numbers(self) -> None:
-        """Store the restored states of the random number generators.
+        """Store the restored states of the random number generators, to set them again later.
 
-        These states are set again later, because resuming a pass over the data draws additional numbers.
+        Resuming a pass over the data draws additional random numbers, so the restored states have to be set once more.
         """
         self._random = RandomNumbers().state_dict() if self._saved else None
 
@@ -96,7 +96,7 @@ class LoaderPosition:
             self._items = 0  # also after `break`: the next pass is another one
 
     def _rank_count(self) -> int:
-        """Return the number of ranks that divide the items of one pass among themselves."""
+        """Return the number of ranks that share the items of one pass."""
         return int(getattr(self._order, "num_replicas", 1))
 
     def _is_over(self, consumed: int) -> bool:

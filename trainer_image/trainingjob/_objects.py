@@ -18,7 +18,7 @@ from trainingjob._ranks import LEAVE_OUT
 from trainingjob._refusals import INSTEAD, NotSavable
 
 ARRAY = "$array"
-"""Stands in the place of an array in the values of a dict."""
+"""Placeholder for an array in the values of a dict."""
 
 
 class DictAdapter:
@@ -54,7 +54,7 @@ class DictAdapter:
     def _restored(self, tree: Any, values: Any, path: str) -> Any:
         """Return the restored value for `tree`, a part of the dict.
 
-        If `tree` can be changed, it is updated and returned.
+        If `tree` is mutable, it is updated in place and returned.
 
         Raises:
             InvalidInput: An array was saved at `path`, and the dict has no array there now.

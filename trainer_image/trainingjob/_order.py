@@ -13,7 +13,7 @@ SEEDS = ("epoch", "seed", "initial_seed")
 
 
 class StatefulSampler:
-    """Wrapper around a sampler, with which a pass over the data can continue from its middle.
+    """Wrapper around a sampler that can continue a pass over the data in the middle.
 
     A sampler draws its order when a pass begins: from torch's random numbers, from its own generator, or from a seed
     and an epoch. This class records the random state at that time, from which the same order can be drawn again.
@@ -24,7 +24,7 @@ class StatefulSampler:
         self._began: Mapping[str, Any] | None = None
         """Random state from which the order of the current pass was drawn."""
         self._resume_at: tuple[Mapping[str, Any], int] | None = None
-        """Draw and first item of the next pass, if it continues a saved one."""
+        """Random state and first item's number of the next pass, if it continues a saved one. Otherwise None."""
 
     def __iter__(self) -> Iterator[Any]:
         done, own_generator = 0, getattr(self._sampler, "generator", None)

@@ -37,9 +37,9 @@ class StateIndex(Protocol):
 
     @property
     def alone(self) -> bool:
-        """True if this rank reads exactly the parts of arrays that it also saves.
+        """True if this rank reads exactly those parts of arrays that it also saves.
 
-        If the number of ranks has not changed since the save, the rank then needs only the shard of its own number.
+        In that case, a rank restores from the one shard with its own number, unless the number of ranks has changed.
         """
         ...
 
@@ -95,7 +95,7 @@ class Ranks(Protocol):
         ...
 
     def memory(self, data: bytearray) -> Any:
-        """Return `data` as an array of bytes that shares its memory."""
+        """Return `data` as an array of bytes that shares the memory of `data`."""
         ...
 
     def digest(self, buffers: Mapping[str, Any]) -> int:
@@ -107,7 +107,7 @@ class Ranks(Protocol):
 
         Args:
             buffers: The buffers to fill, by name.
-            shard: The shard in which the rank has saved them.
+            shard: The shard that contains the saved buffers.
             prefix: Prefix of each buffer's name in the shard.
 
         Raises:
@@ -196,7 +196,7 @@ class GatheringRanks:
     def _gather(self, data: bytes, size: int | None = None) -> list[bytes]:
         """Gather the bytes of all ranks by the script's function, and check the function's result.
 
-        If all ranks pass the same number of bytes, `size` is that number.
+        If `size` is not None, the bytes of every rank must have that length.
 
         Raises:
             InvalidInput: The function did not return the bytes of each rank.

@@ -12,7 +12,7 @@ from trainingjob import _connection
 
 INSTEAD = "give the script the objects with which the state was saved, or use another checkpoint URI for a new run"
 USE_PREVIOUS = "UsePrevious"
-"""Value of `checkpoint.onDamage` that asks for an older checkpoint."""
+"""Value of `checkpoint.onDamage` with which the job continues from an older checkpoint."""
 
 
 class NotSavable(InvalidInput, TypeError):
@@ -65,10 +65,10 @@ def _report(error: Exception, reason: FailureReason, advice: str = "") -> None:
 
 
 def _with_rollback(damaged: DamagedInput) -> DamagedInput:
-    """Add the rollback that `checkpoint.onDamage` requests to an error about a damaged checkpoint.
+    """Return the error `damaged`, with a rollback added if `checkpoint.onDamage` requests one.
 
     Returns:
-        The error `damaged`. If no other checkpoint is left, another error, which ends the job.
+        The error `damaged`. If a rollback is requested and no other checkpoint is left, an error that ends the job.
     """
     channel, checkpoint = _connection.agent_channel(), _connection.checkpoint_settings()
     if channel is None or not damaged.checkpoint or checkpoint.get("onDamage") != USE_PREVIOUS:

@@ -26,9 +26,9 @@ from trainingjob._save import OwnShard
 from trainingjob._session import Session, StartPoint, agree, name_of
 
 STORAGE_SECONDS, STORAGE_PAUSE = 300.0, 5.0
-"""How long to try durable storage that can't be read, and seconds between tries if it refuses.
+"""Seconds for which to retry reads from durable storage, and seconds to wait after a refused attempt.
 
-A start that fails counts against the job's restarts, so it is worth to wait.
+Waiting is better than failing at once, because a failed start counts against the job's restarts.
 """
 NOTHING_KNOWN = Restore(RestoreSource.FRESH)
 
@@ -53,7 +53,7 @@ class RestorePoint:
 
     @property
     def place(self) -> RestoreSource:
-        """Where the state is stored: in memory or in durable storage."""
+        """Kind of place where the state is stored: memory or durable storage."""
         return RestoreSource.MEMORY if isinstance(self.saved, InMemory) else RestoreSource.STORAGE
 
     def start_point(self, metadata: ShardMetadata) -> StartPoint:
@@ -66,7 +66,7 @@ class RestorePoint:
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """Facts about a restored state. The first snapshot of this round needs them.
+    """Facts about a restored state that this round's first snapshot needs.
 
     A round is a period in which a fixed set of replicas trains. A snapshot is a copy of the training state in node
     memory.
@@ -144,7 +144,7 @@ def _durable(session: Session, start: Start, reading: contextlib.ExitStack) -> D
 
 
 def _newer(start: Start, in_memory: SnapshotId) -> Durable | None:
-    """Return the newest checkpoint in storage, or None unless it belongs to this job and is newer than `in_memory`.
+    """Return the newest checkpoint in storage if it belongs to this job and is newer than `in_memory`, otherwise None.
 
     `in_memory` is the snapshot that the agents have. The newest checkpoint is the one that the object LATEST names.
     """
@@ -254,7 +254,7 @@ def _own_shard(session: Session, source: RestorePoint) -> tuple[ShardReader, str
 
 
 def _own_values(shard: ShardReader, rank: str, source: RestorePoint) -> Mapping[str, Any]:
-    """Return the values in a shard that belong to one rank, by the name of the object in the state.
+    """Return the values in a shard that belong to one rank, keyed by the name of the object in the state.
 
     `rank` is the prefix of the names of the rank's values in the shard.
 
@@ -273,7 +273,7 @@ def _own_values(shard: ShardReader, rank: str, source: RestorePoint) -> Mapping[
 def _check_nothing_lost(
     headers: Mapping[int, Header], names: Container[str], objects: Collection[str], rank: str
 ) -> None:
-    """Check that the script's objects have all saved arrays. One is missing, for example, if a layer was removed.
+    """Check that every saved array also exists in the script's objects. A removed layer's arrays, for example, do not.
 
     Args:
         headers: Headers of the saved shards, keyed by the shard's number.

@@ -46,7 +46,7 @@ HOLD_THE_WORLD = {
 }
 """Libraries that keep the ranks or groups of a world for the life of the process.
 
-The value is the name of the variable that holds them, by module.
+Maps each module to the name of its variable that contains the ranks or groups.
 """
 
 
@@ -112,6 +112,8 @@ def _holds_the_world() -> str:
     """Return the name of an imported library that keeps ranks or process groups of a round in global variables.
 
     Such a library can't be used in a second round of the process. If there is none, the result is "".
+
+    The name is that of the library's module.
     """
     for module, variable in HOLD_THE_WORLD.items():
         value: Any = sys.modules.get(module)

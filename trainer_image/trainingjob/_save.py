@@ -31,13 +31,13 @@ from trainingjob._refusals import faults_reported
 from trainingjob._session import Agreement, Session, StartPoint, agree
 
 SUSPICIOUS_COMMITS = 10
-"""Commits in which no optimizer of the `State` steps, while another one does, before this is an error."""
+"""Commits without a step of the `State`'s own optimizers, while another optimizer steps, before an error is raised."""
 PATIENT_COMMITS = 100
-"""Commits after which the log says that no snapshot could be taken."""
+"""Number of commits without a possible snapshot after which a warning is logged."""
 ENDLESS = 2**62
-"""Steps of a run whose end only the script knows."""
+"""Number of steps that is assumed for a run, because only the script knows when the run ends."""
 GROWTH = 1.5
-"""Factor of spare room for values, so that a shard's file keeps its size while they grow."""
+"""Factor by which the space for values exceeds their size, so that a shard's file keeps its size when they grow."""
 
 
 class OwnShard:
@@ -55,10 +55,10 @@ class OwnShard:
         self._shared_buffers: Mapping[str, Any] = {}
         """Buffers that rank 0 saves for all ranks."""
         self._values_text = bytearray(1)
-        """This rank's values, as its shard contains them."""
+        """This rank's values as text, in the form in which the shard contains them."""
         self._values_array = session.ranks.memory(self._values_text)
         self._snapshot_count, self._next_check = 0, 1
-        """Number of snapshots so far, and the number of them at which ranks next compare their replicated arrays."""
+        """Number of snapshots so far, and the snapshot number at which ranks next compare their replicated arrays."""
 
     def current(self) -> tuple[StateIndex, Snapshots]:
         """Return the index of the script's objects in their present state, and the snapshots.
@@ -80,7 +80,10 @@ class OwnShard:
     def update(
         self, arrays: Mapping[str, Any], buffers: Mapping[str, Any], values: Mapping[str, Any]
     ) -> tuple[StateIndex, Snapshots]:
-        """Return the index of the given arrays, and the snapshots. If the arrays are new objects, the index is new."""
+        """Return the index of the given arrays, and the snapshots.
+
+        A new index is made only if the arrays are new objects.
+        """
         text = _values.encode(values, "state")
         if len(text) > len(self._values_text):
             self._values_text = bytearray(int(len(text) * GROWTH) + 4096)
@@ -137,11 +140,11 @@ class Saver:
         self._session, self._contents, self._shard = session, contents, shard
         self.start_point = StartPoint()
         self.saving: Saving | None = None
-        """None before the first save."""
+        """Writer of this round's snapshots, or None before the first save."""
         self._pace = Pace(overhead)
         self._commits, self._next_save = 0, 1
         self._commit_began: float | None = None
-        """When the last commit began."""
+        """Time at which the last commit began, or None."""
         self._saved = False
         """True if the last commit took a snapshot."""
         self._durable_due = False
@@ -264,7 +267,7 @@ class Saver:
         return self.saving
 
     def _new_saving(self, snapshots: Snapshots) -> Saving:
-        """Return an object that saves this round's snapshots, each with the list of the rounds before it."""
+        """Return an object that saves this round's snapshots, each with the list of all earlier rounds."""
         agent, checkpoint, world, start = (
             self._session.agent, self._session.checkpoint, self._session.world, self.start_point,
         )  # fmt: skip

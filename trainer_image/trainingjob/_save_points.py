@@ -60,14 +60,14 @@ class SavePoints:
 
     def __init__(self) -> None:
         self._watched: dict[int, WatchedOptimizer] = {}
-        """By the id of the innermost optimizer."""
+        """Watched optimizers, keyed by the id of the innermost optimizer."""
         self._keeps_optimizers = False
         self._last: WatchedOptimizer | None = None
         """The optimizer that stepped last."""
         self._idle: list[WatchedOptimizer] = []
         """Optimizers that made no step before the last commit."""
         self.only_others_step = False
-        """True if an optimizer steps that the state does not keep, and none of its own has made a step yet."""
+        """True if an optimizer outside of the `State` has made a step, and none of the `State`'s own optimizers has."""
         weak_self = weakref.ref(self)
 
         def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -76,7 +76,7 @@ class SavePoints:
 
         handle = register_optimizer_step_post_hook(after_step)
         self.close = weakref.finalize(self, handle.remove)
-        """Ends the watch."""
+        """Removes the hook that reports optimizer steps."""
 
     def watch(self, optimizers: Iterable[Optimizer]) -> None:
         """Begin to count the steps of optimizers that are part of the state."""
@@ -98,11 +98,12 @@ class SavePoints:
         return stepped
 
     def has_pending_gradients(self) -> bool:
-        """Return whether gradients still wait for an optimizer step, at a commit after some optimizer's step.
+        """Return whether gradients still wait for an optimizer step.
 
-        Such gradients belong to an optimizer that has made no step, or were computed after the last step. With a GAN,
-        the generator's backward pass leaves gradients in the discriminator, which has already made its step and will
-        drop these gradients. If several optimizers made a step, only the last one is therefore checked.
+        This method is called at a commit before which an optimizer has made a step. Pending gradients belong to an
+        optimizer that has made no step, or were computed after the last step. With a GAN, the generator's backward pass
+        leaves gradients in the discriminator, which has already made its step and will drop these gradients. If several
+        optimizers made a step, only the last one is therefore checked.
         """
         candidates = [*self._idle, *([self._last] if self._last is not None else [])]
         return any(watched.has_new_gradients() for watched in candidates)
@@ -123,7 +124,7 @@ class SavePoints:
 
 
 def innermost(optimizer: Any) -> Any:
-    """Return the torch optimizer within a wrapper, such as Accelerate's. torch calls its hooks with this optimizer."""
+    """Return the torch optimizer within a wrapper, such as Accelerate's. torch passes this optimizer to its hooks."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     return optimizer

@@ -28,7 +28,7 @@ class Session:
     agent: Channel | Folder
     """The agent, or the folder that takes its place outside of a job."""
     checkpoint: Mapping[str, Any]
-    """`spec.checkpoint` of the job; empty without durable storage."""
+    """`spec.checkpoint` of the job; empty if the job has no durable storage."""
 
     @property
     def rank_name(self) -> str:
@@ -60,7 +60,7 @@ class Agreement:
 
     flags: StepFlags
     every: int
-    """Commits until the next snapshot, as rank 0 has decided."""
+    """Number of commits until the next snapshot, as rank 0 has decided."""
     layout: str
     """Digest of the arrays that all ranks hold."""
     pending: bool
@@ -112,7 +112,7 @@ def name_of(rank: int) -> str:
 def agree(
     session: Session, flags: StepFlags, index: StateIndex, every: int = 0, digest: int = 0, pending: bool = False
 ) -> Agreement:
-    """Exchange the facts that ranks need to save a step.
+    """Exchange between all ranks what they must know to save a step, and return the result.
 
     The exchange is a sum of a few numbers, and it is the only collective operation of a save.
 

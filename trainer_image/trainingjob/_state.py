@@ -68,7 +68,7 @@ class State:
         self._saver = Saver(self._session, self._contents, self._shard, overhead)
         self._peeked: _restore.RestorePoint | None = None
         self._reading = contextlib.ExitStack()
-        """Open while rank 0 reads a checkpoint in storage, which is not removed meanwhile."""
+        """Exit stack. Until it is closed, the checkpoint in storage that rank 0 reads is not deleted."""
         self._session.agent.send(KeepsState(self._session.world.rank))
         self._session.agent.count_samples_by(self._count_samples)
         global _only
@@ -102,8 +102,8 @@ class State:
             An iterator over the batches of the loader.
 
         Raises:
-            concertina_state.errors.InvalidInput: The loader has no sampler, its data have another length than they had,
-                or its sampler is at another epoch than the saved state.
+            concertina_state.errors.InvalidInput: The loader has no sampler, the length of its data differs from the
+                saved one, or its sampler is at another epoch than the saved state.
         """
         with faults_reported():
             return self._contents.batches(loader)
@@ -111,7 +111,7 @@ class State:
     def peek(self, name: str) -> Any:
         """Return the saved state of one object, before the script creates that object. Call this method on all ranks.
 
-        The next call of `restore` restores the same saved state.
+        The next call of `restore` restores the saved state from which this method has read.
 
         Args:
             name: Name of the object.
@@ -178,14 +178,14 @@ class State:
         Args:
             step: Number of the finished step, counted from 0.
             durable: Whether to wait until this step is complete in node memory, and to make it a checkpoint in durable
-                storage. The next saved step becomes the checkpoint if another upload is still running. Pass the
-                same value on all ranks, and True for the last step of the script. Within a gradient accumulation, the
-                next optimizer step becomes durable instead.
+                storage. If another upload is still running, the next saved step becomes the checkpoint instead. Pass
+                the same value on all ranks, and True for the last step of the script. Within a gradient accumulation,
+                the next optimizer step becomes durable instead.
 
         Raises:
             SystemExit: The workers are about to be stopped, and the state has been saved.
-            concertina_state.errors.InvalidInput: An array can't be saved, an array that should be the same on all
-                ranks differs, or only an optimizer that the State does not have makes steps.
+            concertina_state.errors.InvalidInput: An array can't be saved, an array that should be the same on all ranks
+                differs, or all optimizers that make steps are missing in the State.
         """
         self._saver.commit(step, durable)
 

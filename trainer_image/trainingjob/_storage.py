@@ -8,7 +8,7 @@ import sys
 
 
 def find_client() -> None:
-    """Make obstore importable, from this image or from the agent's image.
+    """Make obstore importable, from the job's image or from the copy that the agent's image provides.
 
     A missing obstore is no error here, because a `file://` folder needs no client library.
     """

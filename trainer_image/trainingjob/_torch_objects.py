@@ -39,10 +39,10 @@ from trainingjob._save_points import innermost
 WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 """Parts of names that DDP, torch.compile and others add to a module that they wrap.
 
-Without them a name is the same in any world, and whether the module is wrapped or not.
+Without these parts, a tensor has the same name in a world of any size, with or without a wrapper.
 """
 EXTRA_STATE = "_extra_state"
-"""Last part of the name of extra state, as torch has it."""
+"""Last part of the name of a module's extra state in torch."""
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 """Dtypes of torch by their names in safetensors."""
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -80,7 +80,7 @@ def _unwrapped(module: Module, name: str) -> str:
 
 
 class ModuleAdapter:
-    """Object by which `State` saves a module whose parameters and buffers are plain tensors or DTensors."""
+    """Adapter for a module whose parameters and buffers are plain tensors or DTensors."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -176,7 +176,7 @@ class OptimizerMoment:
     shape: tuple[int, ...] | None
     """Shape of the moment; None if it has the shape and the sharding of the parameter."""
     subclass: Mapping[str, Any] | None = None
-    """How to put together a tensor subclass; None for a plain tensor."""
+    """Facts from which a tensor subclass can be created again; None for a plain tensor."""
 
 
 class OptimizerAdapter:
@@ -192,9 +192,9 @@ class OptimizerAdapter:
         """
         self.name, self.optimizer, self._names = name, optimizer, names
         self._parameters: list[tuple[str, Tensor, dict[str, Any]]] = []
-        """Name, parameter and group of each, in the order of the groups."""
+        """Name, tensor and parameter group of each parameter, in the order of the groups."""
         self.source_groups: Sequence[int] = []
-        """For each group, the number of the saved group whose options it takes."""
+        """For each present group, the index of the saved group whose options it gets."""
         self.saved_group_count = 0
 
     def arrays(self) -> dict[str, Tensor]:
@@ -409,7 +409,7 @@ class Fsdp1OptimizerAdapter:
         self.name, self.optimizer, self.module = name, optimizer, module
         self._state: dict[str, Any] = {}
         self.source_groups: Sequence[int] = []
-        """For each group, the number of the saved group whose options it takes."""
+        """For each present group, the index of the saved group whose options it gets."""
         self.saved_group_count = 0
 
     def arrays(self) -> dict[str, Tensor]:
@@ -560,7 +560,7 @@ def _is_fsdp1(module: Module) -> bool:
 def _optimizer_adapter(
     name: str, optimizer: Optimizer, names: Callable[[], Mapping[int, str]], fsdp1_modules: Sequence[Module]
 ) -> StateAdapter:
-    """Return an adapter for an optimizer. Its class depends on whether the optimizer trains an FSDP1 module."""
+    """Return an adapter for an optimizer: another class of adapter if the optimizer trains an FSDP1 module."""
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     modules = (module for module in fsdp1_modules if any(id(parameter) in trained for parameter in module.parameters()))
     module = next(modules, None)

@@ -22,7 +22,7 @@ from trainingjob._refusals import INSTEAD
 from trainingjob._world import World
 
 PIECE = 1 << 24
-"""Numbers that are summed at a time."""
+"""Number of elements that are summed at a time."""
 
 
 class TorchRanks:
@@ -34,7 +34,7 @@ class TorchRanks:
         self._world = world
         self._several = world.size > 1
         self._checksums: dict[str, tuple[tuple[int, int] | None, int]] = {}
-        """Checksum of each buffer by name, with the version of the buffer; the version is None if it has none."""
+        """Version and checksum of each buffer, keyed by the buffer's name. The version is None if torch counts none."""
         if self._several and not dist.is_initialized():
             raise InvalidInput(
                 f"{world.size} processes share one state, but can't communicate yet: call "

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict
 from concertina_state.errors import InvalidInput
 
 MOST_BYTES = 64 << 20
-"""Most bytes that the values of one rank may take."""
+"""Maximum size of the values of one rank, in bytes."""
 
 _PLAIN = {type(None), bool, int, float, str}
 
@@ -47,7 +47,7 @@ def decode(text: bytes) -> Any:
 def _plain(value: Any, path: str) -> Any:
     """Return a value in a form that JSON supports.
 
-    A type that JSON does not support becomes a dict with one key that begins with $.
+    A value of a type that JSON does not support becomes a dict with one key, which begins with `$`.
     """
     if type(value) in _PLAIN:
         return value

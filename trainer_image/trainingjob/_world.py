@@ -26,7 +26,7 @@ class World:
     replicas: int = 1
     """Number of replicas that take part."""
     round: int = 0
-    """Number that grows each time the world changes; 0 outside of a job."""
+    """Number of the round, which grows each time the world changes; 0 outside of a job."""
 
 
 def world() -> World:

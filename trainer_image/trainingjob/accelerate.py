@@ -39,7 +39,7 @@ def register(
         **objects: Further objects to save, by name.
 
     Returns:
-        A `trainingjob.State`, whose `batches` takes the prepared loaders.
+        A `trainingjob.State`, whose method `batches` accepts the prepared loaders.
 
     Raises:
         concertina_state.errors.InvalidInput: See `trainingjob.State`.
@@ -100,7 +100,7 @@ class PreparedLoader:
         self._items = 0
         """Items of this pass that were delivered."""
         self._restored_items = 0
-        """Delivered items of the saved pass, until it continues."""
+        """Number of items of the saved pass that had been delivered; it is used when that pass continues."""
         self.random: dict[str, Any] | None = None
         """Random numbers to restore once the first batch has been fetched."""
 
@@ -122,7 +122,7 @@ class PreparedLoader:
             self.loader.iteration += 1  # the loader that skipped has counted its own
 
     def _restore_random_numbers(self) -> None:
-        """Set the saved states of the random number generators, after the first batch of a resumed pass was fetched.
+        """Set the saved states of the random number generators, after the first batch of a resumed pass.
 
         In the saved run, that batch had been fetched before the save. The random numbers that this second fetch draws
         must therefore have no effect.

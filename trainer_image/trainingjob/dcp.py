@@ -255,7 +255,7 @@ def convert(uri: str, folder: str | os.PathLike[str], advance: Callable[[int], N
 
 
 def write(uri: str, folder: str | os.PathLike[str], arrange: Arrange, advance: Callable[[int], None]) -> str:
-    """Write those entries of a checkpoint that `arrange` returns as a folder of DCP. See `convert`.
+    """Write the entries of a checkpoint that `arrange` selects, as a folder of DCP. See `convert`.
 
     Raises:
         InvalidInput: As in `convert`.
@@ -302,7 +302,7 @@ def _tensor_metadata(dtype: torch.dtype, shape: Sequence[int]) -> TensorStorageM
 
 
 def _chunk(request: ReadItem, array: StoredArray) -> Chunk:
-    """Return the part of a stored array that a request asks for."""
+    """Return the part of a stored array that DCP requests."""
     return Chunk(array.name, array.dtype, tuple(request.storage_offsets), tuple(request.lengths), array.shape)
 
 

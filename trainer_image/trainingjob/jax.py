@@ -1,4 +1,4 @@
-"""JAX arrays in the dicts of a `State`, and how JAX's processes agree.
+"""JAX arrays in the dicts of a `State`, and the exchange of bytes between JAX's processes.
 
 Example::
 

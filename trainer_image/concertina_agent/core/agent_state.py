@@ -21,7 +21,7 @@ from concertina_agent.core.upload_state import UploadState
 
 
 class AgentState:
-    """Facts that an agent knows."""
+    """Facts that an agent knows about itself, its round and storage."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class AgentState:
             instance: Random id of this start of the agent.
             workers: Number of workers of this replica.
             bundled: Whether the bundled trainer runs, and not a user's own command.
-            storage: State of durable storage, or None if it is not used.
+            storage: State of durable storage, or None if the job does not use durable storage.
             storage_named: Whether the job specifies storage that a user's own command may start to use.
             seen: Highest round and claim that the volume contains.
             held: Snapshots that the volume contains.
@@ -59,16 +59,15 @@ class AgentState:
         self.ready, self.learning, self.startup_error = False, False, ""
         self.warm_start = e.WarmStartKnown()
         self.gpu_fault = ""
-        """Clause about the first fault of a GPU that was seen, or ""."""
+        """Part of a sentence that describes the first GPU fault of this replica, or "" if there was none."""
         self.preflight = preflight
-        """True until the preflight has ended without a fault. The agent is not ready before that."""
+        """True until the preflight has ended without a fault. Until then, the agent is not ready."""
         self.preflight_failed = False
         self.tracking = ""
-        """Reason why the tracking tool does not accept records, or ""."""
+        """Reason why the tracking tool does not accept records, or "" if it accepts them."""
         self.preparation: Optional[Preparation] = None
         self.round: Optional[Membership] = None
-        """Round that this agent takes part in. After its end, this is still the round until the next one. None before
-        the first."""
+        """Membership in the present or last round of this agent, or None before its first round."""
         self.notice: Optional[Notice] = None
         self.last_event: Optional[e.Moment] = None
 
@@ -78,7 +77,7 @@ class AgentState:
     def state(self) -> OwnState:
         """State of this agent's own part in its round, such as running or failed (see `states`).
 
-        The states of the other members have no influence here, unlike in `reported`.
+        Unlike `reported`, this value does not depend on the states of other members.
         """
         r = self.round
         if r is None:
@@ -116,7 +115,7 @@ class AgentState:
         return OwnState.DRAINING if r.drain is not None else OwnState.RUNNING
 
     def is_durable(self, r: Membership, coordinator: Coordinator, own: OwnState) -> bool:
-        """Return whether the end of this round need not wait (any more) for a checkpoint in storage.
+        """Return whether this round can end now, without a further wait for a checkpoint in storage.
 
         If the end requires a checkpoint, the wait is over once storage has that checkpoint. After a drain, in which all
         ranks stopped after the same step, the wait is also over if a member is lost whose shards are not all in
@@ -171,8 +170,8 @@ class AgentState:
     def beat(self) -> p.MemberState:
         """Return the heartbeat that this agent, as the coordinator (the agent of rank 0), sends to its members.
 
-        In a drain, all ranks stop after the same step. The heartbeat is equal to `member_state`, with one exception:
-        the states succeeded and drained are sent only if they apply to all members of the round.
+        In a drain, all ranks stop after the same step. The heartbeat is the result of `member_state`, with one
+        exception: the states succeeded and drained are sent only if they apply to all members of the round.
         """
         state = self.member_state()
         if state.state not in (p.State.SUCCEEDED, p.State.DRAINED):
@@ -214,7 +213,7 @@ class AgentState:
 
     @property
     def can_start(self) -> bool:
-        """Return whether this agent can start workers at once: it has imported their modules and checked its GPUs."""
+        """Return whether this agent can start workers at once: their modules are imported and the GPUs are checked."""
         return self.ready and not self.learning and not self.preflight
 
     @property
@@ -268,7 +267,7 @@ class AgentState:
         return tuple(r.coordinator.noticed()) if r.coordinator is not None else r.leaving
 
     def _is_last_holder(self, r: Membership) -> bool:
-        """Return whether this agent may be the only remaining agent that has the training state of its shards.
+        """Return whether this agent may be the only remaining agent with the training state of its workers' shards.
 
         Such an agent must not exit yet. Several replicas often get termination notices at the same time. The result is
         therefore True until the coordinator has reported which other members depart.
@@ -297,7 +296,7 @@ class AgentState:
     # --- validity of requests ---------------------------------------------------------------------------------------
 
     def current(self, round: int) -> Optional[Membership]:
-        """Return the membership in the round with this number if that round is in progress here, otherwise None."""
+        """Return the membership in the round number `round` if this round is in progress here, otherwise None."""
         return self.round if round == self.seen[0] else None
 
     def is_current_or_higher(self, round: int, claim: str) -> bool:
@@ -310,7 +309,7 @@ class AgentState:
         return e.Reply(request, p.Refused(reason, *self.seen))
 
     def refuse_older(self, request: int, round: int) -> e.Reply:
-        """Return the refusal of a request for an outdated round.
+        """Return the Reply that refuses a request for an outdated round.
 
         A request is outdated if this agent has seen a request for a later round, or for the same round with another
         claim. A claim is the operator's decision to begin a round.

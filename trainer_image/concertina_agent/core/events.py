@@ -1,6 +1,6 @@
-"""Events that an agent handles, and effects that it must carry out, as data classes.
+"""Events that an agent receives, and effects that it must carry out, as data classes.
 
-`machine` decides which effects an event has.
+The module `machine` computes the effects of an event.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from concertina_protocol import worker_channel as w
 
 
 class Moment(NamedTuple):
-    """Time at which an event is handled, by two clocks."""
+    """Time at which an event is processed, by two clocks."""
 
     now: float
     """Monotonic time in seconds."""
@@ -42,18 +42,18 @@ class RequestReceived:
 class WorkersGone:
     """Event after KillWorkers: all workers of rounds before `round` have ended.
 
-    The agent has then read again which snapshots the volume contains.
+    Before this event, the agent has read again which snapshots the volume contains.
     """
 
     round: int
     held: Optional[tuple[p.HeldSnapshot, ...]] = None
-    """Snapshots that are in the volume.
+    """Snapshots that are in the volume, or None if the volume was not read.
 
-    If None, the agent continues with its own record of committed snapshots. That is correct because a worker's newest
-    three snapshots are always complete.
+    In the case of None, the agent continues with its own record of committed snapshots. That is correct because a
+    worker's newest three snapshots are always complete.
     """
     replaced: tuple[p.Replaced, ...] = ()
-    """Workers that were killed before they had ended: for each, the reason why it can't enter the next round."""
+    """Reasons why workers that were still running had to be killed, instead of entering the next round."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class StoreBound:
 
 @dataclasses.dataclass(frozen=True)
 class Reached:
-    """Event after PingPeers: the candidates for the round that have answered a Ping. They include this agent itself."""
+    """Event after PingPeers: the candidates for the round that have answered a Ping, including this agent itself."""
 
     prepare: p.Prepare
     replicas: tuple[str, ...]
@@ -108,8 +108,8 @@ class WorkerExited:
     last_error: str = ""
     """Last line that the worker wrote to stderr.
 
-    The last line of all output would say less: if stdout is buffered, its lines arrive after those of stderr, although
-    they were printed before.
+    The last line of stdout and stderr together would be less useful: if stdout is buffered, its lines arrive after
+    lines of stderr that were printed later.
     """
     out_of_memory: bool = False
     """True if the kernel killed a process of this container for lack of memory since the worker started."""
@@ -127,7 +127,7 @@ class MemberMessage:
 
 @dataclasses.dataclass(frozen=True)
 class MemberGone:
-    """Event on the coordinator (the agent of rank 0): a member is lost.
+    """Event on the coordinator (the agent of rank 0): a member of the round is lost.
 
     The member's stream broke and its agent could not be reached, or the member sent an invalid message.
     """
@@ -140,7 +140,7 @@ class MemberGone:
 
 @dataclasses.dataclass(frozen=True)
 class CoordinatorJoined:
-    """Event on a member: the coordinator (the agent of rank 0) has accepted its Join.
+    """Event on a member: the coordinator (the agent of rank 0) has accepted the member's Join.
 
     The event occurs again each time a new stream replaces a broken one.
     """
@@ -177,8 +177,8 @@ class CoordinatorGone:
 class PeerCopied:
     """Event: another replica has copied a shard that a worker of this agent has saved.
 
-    The members form a ring, in which each member copies the previous member's shards. The other replica is therefore
-    the next member of the ring.
+    The members form a ring, in which each member copies the previous member's shards. The replica that has copied the
+    shard is therefore the next member of the ring.
     """
 
     id: p.SnapshotId
@@ -208,7 +208,7 @@ class PublishDone:
     """Event after Publish: the attempt to publish a checkpoint is over.
 
     `durable` is the checkpoint that the file LATEST in storage names now. `durable` is None if the checkpoint was
-    refused permanently, because a later round or another job has published one.
+    refused permanently, because a later round or another job has published a checkpoint.
     """
 
     id: p.SnapshotId
@@ -218,7 +218,7 @@ class PublishDone:
 
 @dataclasses.dataclass(frozen=True)
 class StorageSeen:
-    """Event: durable storage has been checked, and this is its state."""
+    """Event: durable storage has been checked. The event contains the state of storage."""
 
     storage: p.Storage
 
@@ -233,10 +233,10 @@ class TrackingSeen:
 
 @dataclasses.dataclass(frozen=True)
 class Warm:
-    """Event: the preparation for warm starts has ended.
+    """Event: the preparation for warm starts has ended, so workers can start at once.
 
-    A warm start forks workers from a process that has already imported their modules. Workers can now start at once. If
-    `error` is set, they can't be started at all.
+    A warm start forks workers from a process that has already imported their modules. If `error` is set, the
+    preparation has failed, and no workers can start.
     """
 
     error: str = ""
@@ -244,7 +244,7 @@ class Warm:
 
 @dataclasses.dataclass(frozen=True)
 class Learning:
-    """Event: this agent has begun or stopped asking another replica which modules the user's script imports.
+    """Event: this agent has begun or ended a request to another replica for the modules that the user's script imports.
 
     A warm start imports these modules before the workers start.
     """
@@ -254,21 +254,21 @@ class Learning:
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartKnown:
-    """Event: the agent now knows how well warm starts work for the user's command.
+    """Event: the agent now knows whether warm starts work for the user's command.
 
     The event says why the command has no warm start, or which modules each worker imports again in spite of its warm
-    start. A new event of this kind replaces the previous one.
+    start. A later event of this class replaces an earlier one.
     """
 
     warm_start_disabled_reason: str = ""
-    """Reason why the command has no warm start, or "".
+    """Reason why the command has no warm start, or "" if it has one.
 
     A warm start forks the workers from a process that has imported the script's modules.
     """
     warm_start_skipped_modules: str = ""
-    """Modules that each worker imports again, although it was forked from a process with the script's modules, or "".
+    """Modules that each worker must import itself, although it was forked from a process with the script's modules.
 
-    The text has the reason for each module.
+    The text is "" if there are no such modules. Otherwise it also says why each module was not imported in advance.
     """
 
 
@@ -278,7 +278,7 @@ class WorldsSeen:
 
     round: int
     mismatch: str
-    """Clause that says how each worker trains in a world of its own, or "" if some worker does not."""
+    """Part of a sentence that says how each worker trains in a world of its own, or "" unless all workers do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,7 +319,7 @@ class Tick:
 
 @dataclasses.dataclass(frozen=True)
 class GpuFaultSeen:
-    """Event: a GPU of this replica is faulty, by an error of its driver or by the preflight."""
+    """Event: a GPU of this replica is faulty, as an error of the GPU's driver or the preflight has shown."""
 
     clause: str
     by_preflight: bool = False
@@ -370,8 +370,8 @@ class KillWorkers:
     """Effect: end all workers and transfers of rounds before `round`, then emit WorkersGone(round).
 
     If a worker's process can continue in the next round, the agent asks the process to leave its round. The agent kills
-    all other workers by SIGKILL. It also closes the c10d store and the streams between coordinator and members, and
-    cancels copies and uploads. If the effect occurs again for the same round, the agent carries it out again.
+    all other workers by SIGKILL. The agent also closes the c10d store and the streams between coordinator and members,
+    and cancels copies and uploads. If the effect occurs again for the same round, the agent carries it out again.
 
     The coordinator is the agent of rank 0.
     """
@@ -406,7 +406,7 @@ class Reply:
 
 @dataclasses.dataclass(frozen=True)
 class StartRound:
-    """Effect: start the workers of this replica for a round. `members[me]` of the round is this replica.
+    """Effect: start the workers of this replica for a round. The entry `members[me]` of the round is this replica.
 
     The coordinator is the agent of rank 0. If `coordinator` is set, this agent serves the round's c10d store at the
     port that was bound. Otherwise, this agent closes the port and sends a Join to the coordinator (members[0]). The
@@ -423,7 +423,7 @@ class StartRound:
 
 @dataclasses.dataclass(frozen=True)
 class CopyFrom:
-    """Effect: copy the shards of another member, each time that member has saved a snapshot in this round.
+    """Effect: copy the shards of a member to this replica each time that member has saved a snapshot in this round.
 
     After each copy, emit CopyHeld.
     """
@@ -453,14 +453,14 @@ class SendToWorker:
 
 @dataclasses.dataclass(frozen=True)
 class SignalWorkers:
-    """Effect: send a signal to the process group of each worker of the round that still exists."""
+    """Effect: send a signal to the process group of each worker of the round that has not ended."""
 
     signal: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Broadcast:
-    """Effect on the coordinator: send a message to all members of this round, or, if `only` is set, to this replica.
+    """Effect on the coordinator: send a message to all members of this round, or only to the replica `only`.
 
     The coordinator is the agent of rank 0.
     """
@@ -488,8 +488,8 @@ class Ship:
 class Publish:
     """Effect on the coordinator: publish a checkpoint whose shards are all in storage, then emit PublishDone.
 
-    The uploader writes the checkpoint's manifest, and then its name to the file LATEST, from which jobs continue.
-    Failed attempts are repeated.
+    The uploader writes the checkpoint's manifest. Then it writes the checkpoint's name to the file LATEST, which names
+    the checkpoint from which jobs continue. Failed attempts are repeated.
 
     The coordinator is the agent of rank 0.
     """
@@ -503,7 +503,7 @@ class Undo:
     """Effect on the coordinator (the agent of rank 0): apply a rollback to storage, then emit StorageSeen.
 
     If the file LATEST names a checkpoint that the rollback has undone, LATEST is changed. Failed attempts are repeated,
-    even after the end of the round. Until one succeeds, no checkpoint is published.
+    even after the end of the round. Until an attempt succeeds, no checkpoint is published.
     """
 
     undone: p.Undone
@@ -536,7 +536,8 @@ class UseStorage:
 class ProbeStorage:
     """Effect: check which checkpoint the file LATEST in storage names, then emit StorageSeen.
 
-    The agent's knowledge may be outdated, if LATEST changed in rounds in which the agent did not take part.
+    The checkpoint that the agent knows is outdated if LATEST has changed in rounds in which the agent did not take
+    part.
     """
 
 
@@ -551,8 +552,8 @@ class Exit:
 class IllegalTransition:
     """Effect: report a change of state that `states.TRANSITIONS` does not allow.
 
-    In tests, this is an error. An agent writes it to the log and continues, because its facts are still correct, and an
-    exit would end the round.
+    In tests, this effect is an error. An agent writes the effect to the log and continues, because its facts are still
+    correct, and an exit would end the round.
     """
 
     what: str

@@ -9,18 +9,19 @@ The function is deterministic and has no side effects: it uses no clock, I/O or 
     agent.member_state() -> MemberState       # sent by a member to its coordinator
     agent.seen -> (round, claim)              # the highest ever seen
 
-`agent_state` has the facts, `states` the states and their transitions, and `events` the events and effects. HANDLERS
-names the function that handles each event, and REQUESTS the one that handles each request. Effects must be carried out
-in order.
+The module `agent_state` contains the facts, `states` the states and their transitions, and `events` the events and
+effects. The table HANDLERS maps each event to its function, and REQUESTS maps each request to its function. Effects
+must be carried out in order.
 
 Rules for requests:
 - A request is refused if the agent has seen a higher round, or the same round with another claim. A claim is the
   operator's decision to begin a round. The agent writes the highest round to the volume before the round has any
   effect, and reads it after a restart.
-- A Prepare of a higher round leads to PersistSeen, KillWorkers, BindStore and PingPeers. So does a Prepare of the same
-  round after a restart. The agent sends the Reply only after the events WorkersGone, StoreBound and Reached.
-- If the same Prepare arrives again, the agent gives the same answer and kills no workers. If a repeated Prepare has
-  other candidates, and the Assign has not arrived yet, the agent sends another Ping to these candidates.
+- A Prepare of a higher round leads to PersistSeen, KillWorkers, BindStore and PingPeers. A Prepare of the same round
+  after a restart of the agent leads to the same effects. The agent sends the Reply only after the events WorkersGone,
+  StoreBound and Reached.
+- If the same Prepare arrives again, the agent gives the same answer and kills no workers. If a repeated Prepare names
+  different candidates, and the Assign has not arrived yet, the agent sends a Ping to the new candidates.
 - An Assign leads to StartRound once, if this (round, claim) is prepared and the Assign names the agent's instance id.
   If the same Assign arrives again, the agent accepts it without effect.
 
@@ -36,16 +37,16 @@ Rules for the end of a round:
   the grace period is over. The coordinator reports drained when every member is drained. If the drain is `durable`, the
   checkpoint of that step must also be in storage, unless a member was lost before it had uploaded its shard.
 - An agent has succeeded when its workers have finished. The coordinator reports succeeded when the workers of every
-  member have finished and the final checkpoint is published. When its heartbeats have told the members, all agents exit
-  with 0 after LINGER_SECONDS.
+  member have finished and the final checkpoint is published. The coordinator's heartbeats tell the members. All agents
+  then exit with 0 after LINGER_SECONDS.
 - An agent with a TerminationNotice reports draining to the coordinator. It exits when its workers are gone and their
-  snapshots are copied and uploaded, or when the grace period is over. If only departing agents have the state, the
-  agent stays until the operator sends a Release.
+  snapshots are copied and uploaded, or when the grace period is over. If only departing agents have the training state,
+  the agent stays until the operator sends a Release.
 
 Rules for snapshots:
 - At the Assign of a new round, snapshots are deleted that are later than the step from which the round continues.
 - Snapshots of older rounds are deleted when this round has a snapshot whose shards are all copied to another replica.
-  Rank 0 reports this, and the coordinator's heartbeats pass it on.
+  Rank 0 reports that this snapshot exists, and the coordinator's heartbeats pass the report on to the members.
 
 The coordinator is the agent of rank 0. In a drain, all ranks stop after the same step. A snapshot is a copy of the
 training state in node memory.
@@ -73,13 +74,13 @@ STOOD_STILL_SECONDS = 1.0
 """Seconds without an event after which the agent assumes that it was suspended.
 
 Usually there are four ticks per second. If there was no event for longer, this process was stopped, had no CPU time, or
-its machine was asleep. Other agents may have been suspended too. So silence in this time does not count against any
-member (decision "Pauses of a process do not count as silence").
+its machine was asleep. Other agents may have been suspended too. The agent therefore treats no member as silent because
+of this time (decision "Pauses of a process do not count as silence").
 """
 
 
 def step(agent: AgentState, event: e.Event, now: float, at: float = 0.0) -> list[e.Effect]:
-    """Handle one event, and return the effects, which must be carried out in order."""
+    """Process one event, and return the effects, which must be carried out in order."""
     t, last, before = e.Moment(now, at), agent.last_event, agent.state
     agent.last_event = t
     if agent.round is not None and last is not None and now - last.now >= STOOD_STILL_SECONDS:
@@ -92,7 +93,7 @@ def step(agent: AgentState, event: e.Event, now: float, at: float = 0.0) -> list
 
 
 def _leave(agent: AgentState, t: e.Moment) -> list[e.Effect]:
-    """Return an Exit if this agent may exit: the round has succeeded, or the agent has a termination notice.
+    """Return an Exit effect if this agent may exit, because the round has succeeded or the agent must terminate.
 
     The coordinator is the agent of rank 0. The coordinator determines whether the round has succeeded, and tells the
     other members in its heartbeats.

@@ -1,6 +1,6 @@
 """Index of the snapshots that an agent has. It also selects the snapshots that the agent must delete.
 
-The module has no side effects. `files.snapshot_files` handles the files themselves.
+The module has no side effects. The module `files.snapshot_files` reads, writes and deletes the files.
 
 A snapshot is a copy of the training state in node memory.
 """
@@ -20,7 +20,7 @@ class SnapshotIndex:
     """Index of the shards in this agent's volume, keyed by the id of their snapshot.
 
     A snapshot is a copy of the training state in node memory. The volume has space for a fixed number of snapshots of
-    each shard. A new snapshot overwrites the oldest one, and the index then forgets the oldest one too.
+    each shard. A new snapshot overwrites the oldest one, which is then also removed from the index.
     """
 
     def __init__(self, snapshots: Iterable[HeldSnapshot] = ()) -> None:

@@ -1,20 +1,20 @@
 """States of an agent, and the transitions between them that are allowed.
 
 A state is not stored but derived from facts (`AgentState.state`), so it cannot be outdated. The table TRANSITIONS lists
-the allowed changes of the state. After each event, `machine.step` compares the states before and after it. A change
-that no row of the table allows yields the effect IllegalTransition. The table follows from two rules:
+the allowed changes of the state. After each event, `machine.step` compares the state with the state before the event. A
+change that no row of the table allows yields the effect IllegalTransition. The table follows from two rules:
 
-1. Only a Prepare ends the membership in a round, whatever the outcome of the round. So `preparing` can follow from
-   every state, but only by a Prepare. An agent whose round has failed, drained or succeeded reports that state until
+1. Only a Prepare ends the membership in a round, whatever the outcome of the round. Every state can therefore change to
+   `preparing`, but only by a Prepare. An agent whose round has failed, drained or succeeded reports that state until
    the operator begins another round.
 2. The end of a round is final: only a Prepare leaves `succeeded`, `failed` and `drained`. There is one exception. A
    worker's last message about a saved snapshot may be read after the worker's exit. No other replica has a copy of this
-   snapshot yet, so a `drained` agent is `draining` again.
+   snapshot yet, so the agent's state changes from `drained` back to `draining`.
 
 A state that does not change needs no row. Events without a row (StorageSeen, PartShipped and others) change facts, but
-never the state. If an agent gets a termination notice before its Assign (the message that begins the round), it changes
-from `starting` to `draining` at once. The state that a coordinator reports for its whole round is not part of the table
-(see `AgentState.reported`).
+never the state. If an agent gets a termination notice before its Assign (the message that begins the round), its state
+changes from `starting` to `draining` at once. The state that a coordinator reports for its whole round is not part of
+the table (see `AgentState.reported`).
 
 The coordinator is the agent of rank 0. In a drain, all ranks stop after the same step. The message Prepare asks a
 replica to join the next round. A round is a period in which a fixed set of replicas trains. A snapshot is a copy of the
@@ -39,7 +39,10 @@ class OwnState(str, enum.Enum):
     IDLE = p.State.IDLE.value
     """No Prepare has arrived since this agent started."""
     PREPARING = "preparing"
-    """Workers of older rounds may still run, or the store's port is not bound. No Assign is accepted yet."""
+    """Workers of older rounds may still run, or the store's port is not bound.
+
+    The agent does not accept an Assign yet.
+    """
     PREPARED = p.State.PREPARED.value
     STARTING = p.State.STARTING.value
     """The agent has received Assign, but not all of its workers have sent a message yet."""
@@ -55,7 +58,7 @@ class OwnState(str, enum.Enum):
 
     @property
     def on_wire(self) -> p.State:
-        """The same state as a message contains it. Messages contain `prepared` instead of `preparing`."""
+        """State of a message that corresponds to this state. Messages contain `prepared` instead of `preparing`."""
         return p.State.PREPARED if self is OwnState.PREPARING else p.State(self.value)
 
 
@@ -108,7 +111,10 @@ TRANSITIONS: Mapping[OwnState, Mapping[OwnState, tuple[type, ...]]] = {
         OwnState.PREPARING: (p.Prepare,),
     },
 }
-"""Events that may lead from a state (first key) to another state (second key). A request stands for its message."""
+"""Events that may lead from a state (first key) to another state (second key).
+
+For a request, the table contains the class of the request's message.
+"""
 
 
 def trigger(event: e.Event) -> type:

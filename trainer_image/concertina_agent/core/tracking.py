@@ -1,4 +1,4 @@
-"""Records of the run for a tracking tool, derived from the events that the agent handles.
+"""Records of the run for a tracking tool, derived from the events that the agent processes.
 
 If the model is evaluated after a step, the step's record includes the evaluation. The record is therefore written only
 at the next step, or when the worker exits. The module has no side effects.
@@ -32,9 +32,9 @@ class RoundRecord:
     restored: bool = False
     """True if the beginning of the round's training has been recorded."""
     step: int = -1
-    """Newest step whose progress was handled."""
+    """Newest step whose progress was processed."""
     waiting: Optional[t.StepDone] = None
-    """Record of the newest step, which is not written before the next step."""
+    """Record of the newest step, which is written only at the next step. None if there is none."""
     failures: set[str] = dataclasses.field(default_factory=set)
     notices: set[str] = dataclasses.field(default_factory=set)
     durable: int = -1
@@ -190,7 +190,7 @@ def _validation_metrics(evaluated: p.Evaluated) -> Mapping[str, float]:
 
 
 def _knows_where_it_begins(agent: AgentState, r: Membership) -> bool:
-    """Return whether the step with which this round begins is known.
+    """Return whether the step from which this round continues is known.
 
     A script that restores its own state may begin at any step.
     """

@@ -1,4 +1,4 @@
-"""What an agent knows about durable storage and about its uploads. The module has no side effects."""
+"""Facts that an agent knows about durable storage and about its uploads. The module has no side effects."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class UploadState:
         self._unshipped: set[tuple[SnapshotId, int]] = set()
         self._complete: set[SnapshotId] = set()
         self._wanted: set[tuple[SnapshotId, int]] = set()
-        """Shards of this round whose upload was requested, including those that are uploaded."""
+        """Shards of this round whose upload was requested, whether or not it has finished."""
 
     def use(self) -> bool:
-        """Start to use the storage that the job specifies, and return True.
+        """Start to use the storage that the job specifies.
 
-        If the storage is already used, or if the job specifies none, the result is False.
+        Return False if it is already used, or if the job specifies none.
         """
         if self.storage is not None or not self._is_named:
             return False
@@ -67,8 +67,8 @@ class UploadState:
     def new_round(self, round: int, undone: tuple[Undone, ...]) -> None:
         """Record that this agent is a member of a new round.
 
-        From now on, the coordinator (the agent of rank 0) reports when the file LATEST in storage names another
-        checkpoint.
+        From now on, the coordinator (the agent of rank 0) reports when the file LATEST in storage begins to name a
+        different checkpoint.
         """
         self.undone = undone
         if self.storage is not None and not self.outdated(round):
@@ -112,7 +112,7 @@ class UploadState:
         self._unshipped = {waiting for waiting in self._unshipped if waiting[0].step > durable.step}
 
     def seen(self, storage: Storage, round: int) -> bool:
-        """Record the state of storage after a check, and return whether anything has changed.
+        """Record the state of storage after a check, and return whether the recorded state has changed.
 
         If the check has failed, this agent still assumes that the file LATEST in storage names the same checkpoint as
         at the last successful check.
@@ -128,7 +128,7 @@ class UploadState:
         return news
 
     def has(self, uid: str, step: Optional[int], complete: bool) -> bool:
-        """Return whether the file LATEST in storage names a checkpoint of the job `uid`, of this step or a later one.
+        """Return whether LATEST in storage names a checkpoint of the job `uid`, of step `step` or a later step.
 
         If `complete` is set, the checkpoint must also be that of the run's last step. Without storage, the result is
         always True.

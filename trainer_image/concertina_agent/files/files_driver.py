@@ -23,9 +23,9 @@ class FilesDriver:
     """
 
     def __init__(self, volume: Path) -> None:
-        """Read the volume's contents. The volume's folder is created if it does not exist.
+        """Read the volume's contents. If the volume's folder does not exist, create it.
 
-        Raises OSError if that fails.
+        Raises OSError if the folder can't be created or read.
         """
         volume.mkdir(parents=True, exist_ok=True)
         self._volume = volume
@@ -34,7 +34,7 @@ class FilesDriver:
         """Highest round and claim that earlier starts of this replica's agent have seen."""
         self._disk = concurrent.futures.ThreadPoolExecutor(1, "seen")
         self.persisted: asyncio.Future[None]
-        """Future that is done when the last PersistSeen is written. There is a PersistSeen before every KillWorkers."""
+        """Future that completes when the last PersistSeen is written. Each KillWorkers follows a PersistSeen."""
 
     def persist_seen(self, effect: e.PersistSeen) -> None:
         """Write the highest round to the volume in a thread, so that a slow disk does not delay heartbeats.

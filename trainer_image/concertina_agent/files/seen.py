@@ -1,4 +1,4 @@
-"""File in the volume with the highest round that this replica's agent has seen, and its claim.
+"""File in the volume with the highest round that this replica's agent has seen, and the claim of that round.
 
 A round is a period in which a fixed set of replicas trains. The claim is the operator's decision to begin the round.
 The file remains when the container restarts, so that the agent refuses requests for earlier rounds.
@@ -14,11 +14,11 @@ from concertina_protocol.log import log_event
 
 
 def read(volume: Path) -> tuple[int, str]:
-    """Return the highest round that the agent has seen and its claim, or (0, "") if the file is missing or invalid.
+    """Return the highest round that the agent has seen, and its claim. Return (0, "") without a valid file.
 
-    Without the file, the agent behaves like the agent of a new pod. It still does not accept requests for old rounds:
-    these name another claim (the operator's decision to begin the round) or another instance id (which each start of an
-    agent chooses) (decision "Agents without seen.json act like new pods").
+    Without the file, the agent behaves like the agent of a new pod. The agent still refuses requests for old rounds,
+    because they name a different claim or a different instance id. A claim is the operator's decision to begin a round.
+    Each start of an agent has an instance id of its own (decision "Agents without seen.json act like new pods").
     """
     try:
         record = json.loads((volume / "seen.json").read_text())
@@ -31,7 +31,7 @@ def read(volume: Path) -> tuple[int, str]:
 
 
 def write(volume: Path, round: int, claim: str) -> None:
-    """Write the highest round that the agent has seen, and its claim (the operator's decision to begin it).
+    """Write the highest round that the agent has seen, and the round's claim (the operator's decision to begin it).
 
     The file is replaced atomically. On return, the file and its name are synced to the disk.
     """

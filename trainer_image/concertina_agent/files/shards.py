@@ -1,6 +1,8 @@
-"""Read and write one shard file. A file counts as a shard only if it has a sidecar, a file with its checksum.
+"""Functions that read and write one shard file.
 
 The functions `fill`, `chunks` and `verify` take about a second per gigabyte, so call them in threads.
+
+A file counts as a shard only if it has a sidecar: a second file, which contains the size and checksum of the first.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ CHUNK = 1 << 18
 LARGEST = 1 << 63
 """Upper limit on the size of a shard in bytes. No file is that large."""
 LARGEST_HEADER = p.MAX_LINE // 2
-"""Maximum size in bytes of a safetensors header. Encoded as a JSON string, it still fits into a line of the
-protocol."""
+"""Maximum size in bytes of a safetensors header.
+
+A header of this size, encoded as a JSON string, still fits into a line of the protocol.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Shard:
                 raise Damaged(f"{self.path} does not begin with a safetensors header: {error}") from error
 
     def chunks(self, number: int = 0, parts: int = 1) -> Iterator[memoryview]:
-        """Yield the bytes of a part of the shard. A chunk is valid until the next one is yielded.
+        """Yield the bytes of part `number` of the shard in chunks. A chunk is valid until the next one is yielded.
 
         Raises:
             Damaged: If the file is too short.
@@ -86,7 +90,7 @@ class Shard:
 
 
 def part_of(size: int, number: int, parts: int) -> range:
-    """Return the byte range of part `number` if a shard is divided into `parts` parts of nearly equal length.
+    """Return the byte range of part `number` of a shard of `size` bytes that is divided into `parts` parts.
 
     The lengths of the parts differ by at most one byte.
     """
@@ -100,7 +104,7 @@ def fill(path: Path, header: p.ShardHeader, read_into: Callable[[memoryview], in
 
     Raises:
         OSError: If the volume has too little space.
-        Damaged: If there are too few bytes, or the size is invalid.
+        Damaged: If `read_into` delivers too few bytes, or the size in `header` is invalid.
     """
     if not 0 <= header.size < LARGEST:
         raise Damaged(f"shard {header.shard} can't be of {str(header.size)[:20]} bytes")

@@ -32,7 +32,7 @@ class SnapshotFiles:
         self._freed = volume / "freed"
         self._freeing = concurrent.futures.ThreadPoolExecutor(1, "freeing")
         self.news = Notifier()
-        """Notifier of new commits of this agent's workers."""
+        """Notifier of new shards that this agent's workers have committed."""
         self._newest: dict[tuple[int, int], Shard] = {}
         """Newest committed shard of this agent's workers, by round and shard number."""
         for leftover in self._freed.glob("*"):
@@ -45,7 +45,7 @@ class SnapshotFiles:
     def scan(self) -> tuple[p.HeldSnapshot, ...]:
         """Delete files in the volume that no round can use, and return the snapshots that remain.
 
-        No worker may be running.
+        Call this method only while no worker is running.
         """
         self._sweep()
         shard_numbers: dict[p.SnapshotId, set[int]] = {}
@@ -76,7 +76,7 @@ class SnapshotFiles:
         return name
 
     def newest(self, round: int, number: int, after_step: int) -> Optional[Shard]:
-        """Return the newest shard that this agent's workers have committed after step `after_step`, or None."""
+        """Return the newest shard `number` that a worker has committed in `round` after `after_step`, or None."""
         shard = self._newest.get((round, number))
         return shard if shard is not None and shard.id.step > after_step else None
 

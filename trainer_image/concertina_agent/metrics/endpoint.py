@@ -1,8 +1,8 @@
 """HTTP server for GET /metrics, without TLS, in a thread with an event loop of its own.
 
-Clients cannot slow down the agent, however often they send requests. Each connection carries one request, and its time
-and bytes are limited. The servers in the standard library limit only the time of each read, so a client that sends a
-byte now and then could keep a connection for hours.
+Clients cannot slow down the agent, however often they send requests. Each connection carries one request. The duration
+and the size of the request are limited. The servers in the standard library limit only the time of each read, so a
+client that sends a byte now and then could keep a connection for hours.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from concertina_protocol.waiting import within
 
 PATH = "/metrics"
 MAX_CONNECTIONS = 32
-"""Maximum number of open connections. If there are more, the host with the most loses its oldest connection."""
+"""Maximum number of open connections.
+
+If the number is exceeded, the server closes the oldest connection of the host with the most connections.
+"""
 MAX_HEAD = 8192
 """Maximum size of a request in bytes."""
 REQUEST_SECONDS, ANSWER_SECONDS = 5.0, 10.0
@@ -36,7 +39,7 @@ class Endpoint:
     """HTTP server for the metrics of this pod."""
 
     def __init__(self, host: str, port: int, token: Optional[str], text: Callable[[], Awaitable[bytes]]) -> None:
-        """Prepare the server. It begins to listen in `start`.
+        """Prepare the server. The method `start` makes it listen.
 
         Args:
             host: Address to listen on.
@@ -48,7 +51,7 @@ class Endpoint:
         self._address, self._text = (host, port), text
         self._expected = None if token is None else f"Bearer {token}".encode()
         self._open: dict[asyncio.Task[None], str] = {}
-        """Task of each open connection, with the host at its other end, in the order in which they were accepted."""
+        """Host at the other end of each open connection, keyed by the connection's task, in the order of acceptance."""
 
     def start(self) -> None:
         """Listen, and serve requests in a thread.

@@ -12,11 +12,11 @@ from concertina_agent.metrics.families import MetricFamily
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LONGEST_VALUE = 256
-"""Maximum length of a label's value in characters. Names of jobs and replicas are never longer."""
+"""Maximum length in characters of a label's value. Names of jobs and replicas are shorter."""
 
 
 class Histogram:
-    """Histogram with counts by bucket. `buckets` has the upper bounds in increasing order, without infinity."""
+    """Histogram with counts by bucket. `buckets` contains the upper bounds in increasing order, without infinity."""
 
     def __init__(self, buckets: Sequence[float]) -> None:
         self._bounds, self._counts, self._sum = tuple(buckets), [0] * (len(buckets) + 1), 0.0
@@ -42,7 +42,7 @@ class MetricSample:
     family: MetricFamily
     value: Union[float, Histogram]
     labels: tuple[str, ...] = ()
-    """Values of the labels that the metric's family defines, in order."""
+    """Values, in order, of the labels that the metric's MetricFamily lists."""
     more: tuple[tuple[str, str], ...] = ()
     """Names and values of additional labels."""
 

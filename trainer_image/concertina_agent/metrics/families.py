@@ -28,7 +28,7 @@ class MetricFamily:
 
 POD_LABELS = ("namespace", "trainingjob", "replica")
 WORKER_LABEL = "local_rank"
-"""Label that distinguishes workers, if metrics are served for each worker."""
+"""Label that identifies a worker, for metrics with one series per worker."""
 STEP_BUCKETS = (
     *(0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0),
     *(20.0, 30.0, 60.0, 120.0, 300.0),

@@ -1,4 +1,4 @@
-"""Errors of GPUs which mean that the hardware is faulty. The module has no side effects.
+"""Errors of GPUs that indicate faulty hardware. The module has no side effects.
 
 An XID is an error code of NVIDIA's driver. Most XIDs are caused by the program that runs on the GPU, for example 13 and
 31 (an access to a wrong address), so they say nothing about the hardware. Source: NVIDIA's XID catalogue.
@@ -29,18 +29,18 @@ HARDWARE_XIDS: Mapping[int, str] = {
 
 
 def of_xid(gpu: GpuIdentity, xid: int) -> str:
-    """Return a clause about an XID whose cause is the hardware. For any other XID, the result is ""."""
+    """Return part of a sentence about an XID that indicates faulty hardware, or "" for any other XID."""
     meaning = HARDWARE_XIDS.get(xid)
     return f"{_name(gpu)} reports XID {xid} ({meaning})" if meaning else ""
 
 
 def of_errors(gpu: GpuIdentity, before: Optional[int], now: Optional[int]) -> str:
-    """Return a clause about new uncorrected memory errors, or "" if there are none.
+    """Return part of a sentence about new uncorrected memory errors, or "" if there are none.
 
     Args:
         gpu: The GPU.
-        before: Errors when the agent started, or None if they are not known.
-        now: Errors now, or None if they are not known.
+        before: Number of errors when the agent started, or None if it is not known.
+        now: Present number of errors, or None if it is not known.
     """
     if before is None or now is None or now <= before:
         return ""

@@ -16,7 +16,10 @@ from concertina_protocol.log import log_event
 LOOK_SECONDS = 10.0
 """Seconds between two readings."""
 FRESH_SECONDS = 60.0
-"""Maximum age in seconds of a reading. An older one is not served, because it may be wrong by now."""
+"""Maximum age in seconds of a reading.
+
+The server does not return an older reading, because the values may have changed.
+"""
 MOST_XIDS = 64
 """Maximum number of different XIDs that are counted separately for a GPU. All other XIDs are counted together."""
 OTHER = "other"
@@ -33,13 +36,14 @@ class Gpus:
         Args:
             node: Name of the node, for the metrics.
             library: Path of NVML.
-            on_fault: Function that is called, in the thread that reads, with a clause about each fault of a GPU.
+            on_fault: Function that the reading thread calls for each fault of a GPU, with part of a sentence that
+                describes the fault.
         """
         self._node, self._library, self._on_fault = node, library, on_fault
         self._errors: dict[GpuIdentity, Optional[int]] = {}
-        """Uncorrected memory errors of each GPU at the first reading, or at the last fault that was reported."""
+        """Number of uncorrected memory errors of each GPU at the first reading, or at the last reported fault."""
         self._looked: tuple[float, tuple[tuple[GpuIdentity, Reading], ...]] = (float("-inf"), ())
-        """Time of the last reading in monotonic seconds, and the values.
+        """Time of the last reading in monotonic seconds, and the readings.
 
         The tuple is replaced as a whole, so any thread may read it.
         """

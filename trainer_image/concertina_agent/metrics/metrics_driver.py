@@ -28,8 +28,7 @@ from concertina_protocol.log import log_event
 from concertina_protocol.waiting import within
 
 FACTS_SECONDS = 2.0
-"""Seconds that the agent's event loop may take to answer. If it takes longer, the scrape fails, which shows the
-problem."""
+"""Seconds within which the agent's event loop must return the facts. After this time, the scrape fails."""
 KEPT_SECONDS = 1.0
 """Seconds for which the collected metrics are reused, so that more frequent scrapes do not take more time."""
 
@@ -49,11 +48,11 @@ _USED = {
     f.WORKER_WRITTEN: "written_bytes",
     f.WORKER_THREADS: "threads",
 }
-"""Name of the field of `ProcessUsage` that has the value of each metric."""
+"""For each metric of a worker, the name of the field of `ProcessUsage` with its value."""
 
 
 class MetricsDriver:
-    """Collection and HTTP server of the metrics."""
+    """Collector of the metrics, and the HTTP server that serves them."""
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class MetricsDriver:
         shipping: Shipping,
         emit: Callable[[e.Event], None],
     ) -> None:
-        """Prepare to collect metrics. The HTTP server begins in `start`.
+        """Prepare to collect metrics. The HTTP server begins to listen in `start`.
 
         Args:
             settings: Settings of the agent.
@@ -99,14 +98,14 @@ class MetricsDriver:
             log_event("metrics_not_served", port=settings.port, error=str(error))
 
     def _on_gpu_fault(self, clause: str) -> None:
-        """Emit GpuFaultSeen. The thread that reads the GPUs calls this."""
+        """Emit GpuFaultSeen. This method is called in the thread that reads the GPUs."""
         if self._agent.gpu_fault or not self._settings.requests_devices:
             return
         log_event("gpu_fault", what=clause)
         self._main_loop.call_soon_threadsafe(self._emit, e.GpuFaultSeen(clause))
 
     def on_event(self, event: e.Event) -> None:
-        """Record the facts for the metrics from an event that the agent has handled."""
+        """Record the facts for the metrics from an event that the agent has processed."""
         if isinstance(event, e.WorkerMessage) and isinstance(event.message, p.Progress) and self._loop is not None:
             r = self._agent.current(event.round)
             if r is not None and r.workers.progress is event.message:

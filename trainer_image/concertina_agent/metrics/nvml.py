@@ -132,9 +132,8 @@ class Nvml:
     def wait_for_xid(self, seconds: float) -> Optional[tuple[GpuIdentity, int]]:
         """Wait for the next critical XID (error code of NVIDIA's driver), and return its GPU and its number.
 
-        Return None if there is none in time.
-
-        `seconds` is the longest time to wait. If the library does not support events, the method returns None at once.
+        `seconds` is the longest time to wait. The result is None if no XID occurs in this time. If the library does not
+        support events, the method returns None at once.
         """
         event = _Event()
         if self._events is None:
@@ -152,7 +151,7 @@ class Nvml:
     def _registered(self) -> Optional[ctypes.c_void_p]:
         """Return a new NVML event set, to which all GPUs that support events are registered.
 
-        Return None if no GPU does.
+        Return None if no GPU supports events.
         """
         events = ctypes.c_void_p()
         if self._call("nvmlEventSetCreate", ctypes.byref(events)) != _SUCCESS:

@@ -18,7 +18,7 @@ _OWN_METRICS = {"learning_rate": f.LEARNING_RATE, "gradient_norm": f.GRADIENT_NO
 """Metric families for metrics that a worker reports by name."""
 _STEP_PARTS = frozenset(part.value for part in p.StepPart)
 OTHER = "other"
-"""Label value for a part of a step that this version does not define."""
+"""Label value for parts of a step that this version does not know."""
 _START_PARTS = ("start", "group", "build", "restore", "compile", "first_step")
 LONGEST_NAME = 64
 MOST_STEPS = 100_000
@@ -33,9 +33,9 @@ class Training:
         self._last: Optional[p.Progress] = None
         self._step_seconds = Histogram(f.STEP_BUCKETS)
         self._totals: dict[Hashable, float] = {}
-        """Sums of the workers' values over all rounds before the present one, by metric."""
+        """Sums of the workers' values over all rounds before the present one, keyed by metric."""
         self._of_round: dict[Hashable, float] = {}
-        """Values that workers have last reported in the present round, by metric.
+        """Last values that workers have reported in the present round, keyed by metric.
 
         Workers count from the beginning of each round, so these values begin at 0 in each round.
         """
@@ -98,8 +98,8 @@ class Training:
         """Yield the metrics of training.
 
         Args:
-            current: Report of rank 0 in the present round, or None if rank 0 is not a worker of this pod. Even then,
-                the pod serves its counters.
+            current: Report of rank 0 in the present round, or None if rank 0 is not a worker of this pod. In the latter
+                case, the pod still serves its counters.
             busy: Summary of the ranks' own work, on a coordinator.
             now: Present monotonic time in seconds.
         """

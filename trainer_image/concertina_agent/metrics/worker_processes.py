@@ -65,16 +65,16 @@ class _Family:
 
 
 class WorkerProcesses:
-    """Resource usage of the workers. `look` must be called repeatedly.
+    """Reader of the workers' resource usage. Call `look` repeatedly.
 
-    The usage between the last reading of a worker and its exit is not counted.
+    The usage of a worker between the last reading and the worker's exit is not counted.
     """
 
     def __init__(self, proc: str = "/proc") -> None:
         self._proc = proc
         self._uses: dict[int, ProcessUsage] = {}
         self._last: dict[int, tuple[tuple[int, int], _Family]] = {}
-        """For each local rank, the last worker's process and start time, and the usage that was counted for it."""
+        """For each local rank, the last worker's process id and start time, and the worker's usage counted so far."""
 
     def look(self, workers: Iterable[WorkerProcess]) -> Mapping[int, ProcessUsage]:
         """Return the resource usage of the running workers, keyed by local rank."""
@@ -108,8 +108,8 @@ class WorkerProcesses:
     def _families(self, workers: Mapping[int, WorkerProcess]) -> tuple[dict[int, _Family], dict[int, int]]:
         """Return two mappings, keyed by the id of a worker's main process.
 
-        The first has the resource usage of the worker, summed over its processes. The second has the start time of the
-        main process.
+        The first contains the resource usage of each worker, summed over the worker's processes. The second contains
+        the start time of each main process.
         """
         families: dict[int, _Family] = {pid: _Family() for pid in workers}
         started: dict[int, int] = {}
@@ -136,8 +136,9 @@ class WorkerProcesses:
 def _leader(pid: int, stats: Mapping[int, Sequence[str]], roots: Mapping[int, int]) -> Optional[int]:
     """Return the id of the main process of the worker to which the process `pid` belongs, or None.
 
-    A process belongs to a worker if its process group, or that of one of its parents, does. `stats` has the fields of
-    each process. `roots` maps each top-level process of a worker to the worker's main process.
+    A process belongs to a worker if the leader of the process's group, or of the group of one of its ancestors, is in
+    `roots`. `stats` contains the fields of each process. `roots` maps each top-level process of a worker to the
+    worker's main process.
     """
     seen: set[int] = set()
     while pid in stats and pid not in seen:

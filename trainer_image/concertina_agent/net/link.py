@@ -32,12 +32,13 @@ RETRY_SECONDS = 0.05
 RECONNECT_SECONDS = 0.5
 """Seconds from the break of a stream until its other end counts as lost.
 
-It is not lost if it answers on another connection in this time.
+The other end is not lost if it answers on a new connection in this time.
 """
 LINES_A_SECOND = 2000
-"""Maximum number of lines per second that a coordinator receives about mere changes of numbers.
+"""Maximum number of lines per second that a coordinator receives about changes of numbers only.
 
-The limit applies to all members together. Heartbeats are sent in any case, so their number alone may be higher.
+The limit applies to all members together. Heartbeats are not limited, so the heartbeats alone can be more than this
+number.
 """
 
 FROM_COORDINATOR = (p.Drain, p.StopAt, p.DurableMoved, p.MemberState)
@@ -45,7 +46,7 @@ Emit = Callable[[e.Event], None]
 
 
 class MovedOn(Exception):
-    """Error that the coordinator is already in a later round. It makes a member stop repeating its Join.
+    """Error that the coordinator is already in a later round, so that the member must not repeat its Join.
 
     The coordinator is the agent of rank 0. A round is a period in which a fixed set of replicas trains.
     """
@@ -60,10 +61,10 @@ async def follow_coordinator(
     emit: Emit,
     tasks: TaskGroup,
 ) -> None:
-    """Follow the coordinator of a round as its member: join the coordinator, and exchange messages with it.
+    """Join the coordinator of a round as a member, and exchange messages with the coordinator until it is lost.
 
-    The coordinator is the agent of rank 0. The Join is repeated until the coordinator accepts it or refuses it
-    permanently. The function returns when the coordinator is lost.
+    The coordinator is the agent of rank 0. The Join is repeated until the coordinator accepts or permanently refuses
+    it.
     """
     key, wire, detail = (join.round, join.claim), None, ""
     members, address = len(assign.members), assign.members[0].address
@@ -142,7 +143,7 @@ async def _try_to_join(connector: Connector, join: p.Join, address: str) -> Opti
 
 
 async def _answer(wire: Connection, join: p.Join) -> Optional[p.Message]:
-    """Repeat the Join until the coordinator accepts it or refuses it permanently, and return that answer.
+    """Repeat the Join until the coordinator accepts or permanently refuses it, and return that answer.
 
     The result is None if the answer is not valid or the connection breaks.
 
@@ -194,7 +195,7 @@ class MemberStreams:
         self._addresses: dict[str, str] = {}
 
     def coordinator(self, assign: p.Assign) -> None:
-        """Record that this agent coordinates a round, so that the members of the round may join."""
+        """Record that this agent is the coordinator of a round, so that the members of the round may join."""
         self._addresses = {member.replica: member.address for member in assign.members}
 
     def add(self, join: p.Join, wire: Connection) -> None:
@@ -254,8 +255,8 @@ class MemberStreams:
     async def _is_lost(self, join: p.Join) -> bool:
         """Return whether the agent of a member is gone, after the member's stream broke.
 
-        An agent that answers a request is not gone. Such an agent joins again. If it does not, the member counts as
-        lost after the usual time of silence.
+        An agent that answers a request is not gone. Such an agent usually joins again. If the agent does not, its
+        member counts as lost after the usual time of silence.
         """
         address, ping = self._addresses[join.replica], p.encode(p.Ping(join.uid))
 

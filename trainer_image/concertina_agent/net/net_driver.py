@@ -29,8 +29,8 @@ PING_SECONDS = 1.0
 """Timeout of a Ping in seconds.
 
 While workers use all cores of a node, its agent may answer a TLS handshake late. With a timeout of 0.3 s, a healthy
-replica counted as unreachable and could not join. A replica that is really unreachable delays a recovery by this time,
-once.
+replica was counted as unreachable and could not join. A replica that is really unreachable delays a recovery once by
+PING_SECONDS.
 """
 PINGS, MORE_SECONDS = 8, 0.03
 """Number of Pings that an agent sends at once, and further seconds of timeout for each candidate beyond that number.
@@ -38,7 +38,7 @@ PINGS, MORE_SECONDS = 8, 0.03
 A TLS handshake takes milliseconds at both ends, and all agents send their Pings at the same time.
 """
 RELAY_SECONDS = 5.0
-"""Timeout in seconds of a request that is passed on for the operator. The operator itself waits no longer."""
+"""Timeout in seconds of a request that is passed on for the operator. The operator also waits at most this long."""
 LONGEST_SECONDS = 60.0
 """Maximum seconds between two lines of a stream, even if the operator requests a longer time."""
 WHOLE_SECONDS = 0.02
@@ -56,12 +56,12 @@ class ShardHolder(Protocol):
 
 
 class Learns(Protocol):
-    """Interface to the part of the agent that exchanges the names of modules which the user's script imports."""
+    """Interface to the part of the agent that exchanges the names of the modules that the user's script imports."""
 
     def answer(self) -> p.Message: ...
 
     def hear_of(self, address: str) -> None:
-        """Store the address of another agent, which may be asked for the modules that the script imports."""
+        """Store the address of an agent, from which this agent may request the names of the modules of the script."""
 
 
 class NetworkDriver:

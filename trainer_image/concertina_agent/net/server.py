@@ -1,4 +1,4 @@
-"""Server of the agent. It authorizes each request, passes it on, and serves streams."""
+"""Server of the agent, which authorizes each request, passes it to its Handler, and serves streams."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ A coordinator has one connection to each member, and each agent may send a Ping 
 MAX_STRANGERS = 256
 """Maximum number of connections whose other end has not presented a certificate yet.
 
-If there are more, the address with the most loses its oldest connection. A legitimate client presents its certificate
-within milliseconds, so it can connect even while an attacker opens many idle connections (decision "Limits on
-unauthenticated connections").
+If the number is exceeded, the server closes the oldest such connection of the address with the most connections. A
+legitimate client presents its certificate within milliseconds, so it can connect even while an attacker opens many idle
+connections (decision "Limits on unauthenticated connections").
 """
 HANDSHAKE_SECONDS = 5.0
 """Seconds within which the other end of a new connection must present its certificate."""
@@ -46,7 +46,7 @@ CALLS = (p.Prepare, p.Assign, p.Release, p.Drain, p.Save)
 
 
 class Handler(Protocol):
-    """Interface to the part of the agent that handles requests.
+    """Interface to the part of the agent that answers requests.
 
     A method that serves a stream returns when the connection or the method's task ends. While Reports are sent on a
     connection, further requests on the same connection are answered.
@@ -77,7 +77,7 @@ class AgentServer:
     def __init__(self, uid: str, context: ssl.SSLContext, handler: Handler, tasks: TaskGroup) -> None:
         self._uid, self._context, self._handler, self._tasks = uid, context, handler, tasks
         self._strangers: dict[asyncio.Task[None], str] = {}
-        """Task of each connection without a certificate, with the other end's address, the oldest first."""
+        """Address of the other end of each connection without a certificate, keyed by task, the oldest first."""
         self._connections = TaskGroup()
         """Tasks of all connections, including those without a certificate."""
         self._streams = TaskGroup()
@@ -178,7 +178,7 @@ class AgentServer:
             await self._refuse(wire, str(error))
 
     def _route(self, message: p.Message, wire: Connection) -> Route:
-        """Return the handler of a message.
+        """Return the method of Handler that answers a message.
 
         Raises:
             ProtocolError: If the other end may not send this message.
@@ -224,6 +224,6 @@ class AgentServer:
 
 
 async def _speaks_tls(connection: socket.socket) -> bool:
-    """Return whether the first byte of a connection is that of a TLS handshake. The byte is not consumed."""
+    """Return whether a connection's first byte begins a TLS handshake. The byte is not consumed."""
     await readable(connection)
     return connection.recv(1, socket.MSG_PEEK) == b"\x16"

@@ -1,10 +1,11 @@
 """Connections that transfer shards between agents, with blocking TLS sockets in threads.
 
-Transfers of gigabytes must not delay a Ping, a heartbeat or a request on the event loop. In threads, several shards of
-a node are transferred in parallel (decision "Threads copy shards between members").
+Transfers of gigabytes must not delay a Ping, a heartbeat or a request on the event loop. Because of the threads, a node
+can transfer several shards in parallel (decision "Threads copy shards between members").
 
-The connecting end first sends PREFACE without encryption, so that the other end can distinguish the connection from a
-connection of `wire`. TLS follows, then one request (Pull) as a line of the protocol, and the answers to the request.
+The connecting end first sends PREFACE without encryption. The other end can therefore distinguish the connection from a
+connection of the module `wire`. TLS follows, then one request (Pull) as a line of the protocol, and the answers to the
+request.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from concertina_protocol.codec.typed_json import ProtocolError
 PREFACE = b"shard\n"
 """First bytes of a connection that transfers shards. A TLS connection begins with the byte 0x16 instead."""
 STALL_SECONDS = 30.0
-"""Seconds without data after which a transfer is aborted."""
+"""Seconds without received or sent data after which a transfer is aborted."""
 RECEIVED = 1 << 18
 """Maximum number of bytes to receive by one system call."""
 RECORD = 1 << 14
@@ -62,7 +63,7 @@ class ShardWire:
         """Decrypted data that were received after the last line."""
 
     async def handshake(self) -> None:
-        """Perform the TLS handshake on the event loop, not in a thread, where a slow client would occupy the thread.
+        """Perform the TLS handshake on the event loop. In a thread, a slow client would occupy the thread.
 
         Decision "Limits on unauthenticated connections" gives the reason. Other kinds of OSError may be raised too.
 
@@ -108,14 +109,14 @@ class ShardWire:
         await self._run(lambda: self._send(memoryview(p.encode(message))))
 
     async def give(self, shard: Shard, part: int, parts: int) -> None:
-        """Send the header of a shard, and the bytes of one of its parts. The receiving end verifies the bytes.
+        """Send the header of a shard, and the bytes of part number `part`. The receiving end verifies the bytes.
 
         Raises OSError if the connection fails, and Damaged if the file is too short.
         """
         await self._run(lambda: self._give(shard, part, parts))
 
     async def take(self, path: Path, header: p.ShardHeader, part: int) -> int:
-        """Receive the bytes of a part of a shard into a file, and return their crc32.
+        """Receive the bytes of part number `part` of a shard into a file, and return the crc32 of these bytes.
 
         The shard counts as present only when all its parts have arrived and it has been committed. Raises OSError if
         the connection or the volume fails, and Damaged if too few bytes arrive.
@@ -194,7 +195,7 @@ class ShardWire:
         return count
 
     def _decrypt_into(self, buffer: memoryview) -> int:
-        """Decrypt at most one TLS record into the buffer, and return its size, or 0 at the end of the stream."""
+        """Decrypt at most one TLS record into the buffer. Return the number of bytes, or 0 at the end of the stream."""
         while True:
             try:
                 return cast(int, self._tls.read(len(buffer), buffer))
@@ -224,7 +225,7 @@ async def readable(connection: socket.socket) -> None:
 
 
 async def dial(address: str, context: ssl.SSLContext, name: str, threads: concurrent.futures.Executor) -> ShardWire:
-    """Open a connection that transfers shards to the agent whose certificate has this name.
+    """Open a connection for transfers of shards to the agent whose certificate has the name `name`.
 
     Raises OSError if that fails.
     """

@@ -1,4 +1,4 @@
-"""Stream by which an agent sends its state to another process, whenever the state changes and as a heartbeat.
+"""Stream by which an agent sends its state to another process, on each change and regularly as a heartbeat.
 
 Only the newest state is sent. A change that affects only numbers, such as the step, may be sent later.
 """
@@ -20,15 +20,15 @@ from concertina_protocol.connection import Connection
 MIN_GAP_SECONDS = 0.004
 """Minimum seconds between two lines of a stream, however often the state changes.
 
-A failure often changes the state several times within milliseconds, and the last change has the cause.
+A failure often changes the state several times within milliseconds, and only the last of these changes names the cause.
 """
 GAP_RATIO = 10
 """Minimum ratio of the time between two lines to the processor time that a line takes.
 
-A line about a thousand members takes milliseconds.
+A line about a thousand members takes milliseconds of processor time.
 """
 MAX_GAP_SECONDS = 0.05
-"""Maximum seconds that GAP_RATIO adds, however long a line took on a busy processor."""
+"""Maximum seconds between two lines that GAP_RATIO causes, however long a line took on a busy processor."""
 S = TypeVar("S", p.MemberState, p.Report)
 
 
@@ -37,8 +37,10 @@ class Lines(Generic[S]):
     """Functions that make the message for a change of a state, and decide whether the message can wait."""
 
     only_numbers: Callable[[S, S], bool]
-    """Function that returns whether two states differ only in numbers. The change can then be sent `pace` seconds
-    later."""
+    """Function that returns whether two states differ only in numbers.
+
+    A change of numbers only may be sent `pace` seconds later.
+    """
     line: Callable[[S, S], p.Message]
     """Function that returns the message for a change. It receives the state before and after the change."""
 
@@ -73,8 +75,8 @@ async def stream(
     """Send the present `state` when it changes, and regularly as a heartbeat.
 
     A change that affects only numbers is delayed until `pace` seconds have passed since the line with the previous
-    change. Without any change, a line is sent `beat(state)` seconds after the previous one. Such a line has the same
-    bytes each time, so the receiver need not decode it again.
+    change. Without any change, a line is sent `beat(state)` seconds after the previous line. Repeated lines have the
+    same bytes, so the receiver can skip decoding them.
     """
     loop, count, spent_seconds = asyncio.get_running_loop(), changes.count, 0.0
     unchanged_line: Optional[bytes] = None

@@ -26,7 +26,7 @@ def client_context(identity: Path) -> ssl.SSLContext:
 
 
 def peer_role(certificate: Mapping[str, Any], uid: str) -> str:
-    """Return the role that the other end's certificate proves: OPERATOR, AGENT, or "" for any other.
+    """Return the role that the other end's certificate proves: OPERATOR, AGENT, or "" for any other role.
 
     The result is also "" for an agent of another job.
     """

@@ -6,7 +6,11 @@ import asyncio
 
 
 class Notifier:
-    """Counter of changes, on which tasks wait. A task that waits later than a change still notices it."""
+    """Counter of changes that tasks wait for.
+
+    A change is not lost if it happens before the task begins to wait, because the task passes the last count that it
+    knows.
+    """
 
     def __init__(self) -> None:
         self.count = 0

@@ -16,15 +16,14 @@ AGAIN_SECONDS = 0.2
 class TaskGroup:
     """Group of background tasks with names.
 
-    A task finishes, is cancelled, or raises an unexpected error. The group writes an unexpected error to the log and
-    passes it to the function `failed`.
+    If a task raises an unexpected error, the group writes the error to the log and passes it to the function `failed`.
     """
 
     def __init__(self, failed: Optional[Callable[[BaseException], None]] = None) -> None:
         """Create an empty group.
 
-        The function `failed` is called with an unexpected error of a task. Leave it out if an error of a task does not
-        concern the rest of the agent, for example if each task serves one connection.
+        The function `failed` is called with each unexpected error of a task. Omit `failed` if an error of one task does
+        not concern the rest of the agent, for example if each task serves one connection.
         """
         self.failed = failed
         self._tasks: set[asyncio.Task[None]] = set()

@@ -26,7 +26,7 @@ from concertina_protocol.sidecar import Damaged
 from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 MAX_SOCKET_PATH = 100
-"""Maximum length of the socket's path in characters. Linux allows 107."""
+"""Maximum length of the socket's path in characters. The limit of Linux is 107."""
 
 
 def socket_path(volume: Path) -> str:

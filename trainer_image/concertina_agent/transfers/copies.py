@@ -34,7 +34,7 @@ STREAMS = max(2, min(4, os.cpu_count() or 2))
 On two cores, four streams are not faster than two, and use more processor time.
 """
 LEAST = 1 << 24
-"""Minimum size of a part in bytes. For a smaller part, the TLS handshake would take too long in comparison."""
+"""Minimum size of a part in bytes. The transfer of a smaller part would be short compared with the TLS handshake."""
 
 GONE = (OSError, asyncio.TimeoutError, ProtocolError, Damaged)
 
@@ -57,7 +57,7 @@ class Peers:
     ) -> None:
         """Prepare transfers with the agents of other replicas. No round has begun yet.
 
-        Set `even` if the state is divided into equally large parts, in the order of the ranks.
+        Set `even` if each rank saves an equally large part of the state, in the order of the ranks.
         """
         self._even = even
         self._uid, self._replica, self._connector, self._snapshots = uid, replica, connector, snapshots
@@ -111,7 +111,7 @@ class Peers:
     # --- shards that this agent's workers need ----------------------------------------------------------------------
 
     async def fetch(self, id: p.SnapshotId, number: int) -> Path:
-        """Return the path of a local file with a verified shard. If necessary, fetch the shard from another replica.
+        """Return the path of a local file with a verified shard, after fetching it from another replica if necessary.
 
         Raises Damaged if no other replica can provide the shard. The error's text is a sentence.
         """
@@ -121,7 +121,7 @@ class Peers:
             return self._fetched[id, number]
 
     async def _fetch_early(self, id: Optional[p.SnapshotId], number: int) -> None:
-        """Verify a local shard, or fetch it from another replica, before a worker of this replica requests it."""
+        """Verify a local shard, or fetch the shard from another replica, before a worker requests it."""
         with contextlib.suppress(OSError, Damaged):  # when a worker requests the shard, it gets the error
             if id is not None:
                 await self.fetch(id, number)
@@ -270,7 +270,7 @@ class Peers:
         return max(1, min(message.parts, shard.size // LEAST, _parallel_streams(self._sending)))
 
     async def _stream(self, message: p.Pull, wire: ShardWire) -> None:
-        """Send a shard each time a worker has committed it in this round.
+        """Send a shard to another agent each time a worker has committed that shard in this round.
 
         Stop when the receiver is gone or the round ends.
         """
@@ -291,11 +291,11 @@ class Peers:
         return None
 
     async def _send_shard(self, wire: ShardWire, shard: Shard, part: int, parts: int) -> Optional[p.Copied]:
-        """Send a part of a shard, and return the receiver's confirmation, or None if there is none.
+        """Send a part of a shard, and return the receiver's confirmation, or None if the receiver sends none.
 
-        The receiver verifies the shard, and confirms it. If there is no confirmation, this agent verifies its own file
-        too. If the file is damaged, this agent deletes it, so that no other agent requests it again (decision "The
-        receiver checks a shard").
+        The receiver verifies the shard, and confirms it. Without a confirmation, this agent verifies its own file too.
+        If that file is damaged, this agent deletes it, so that no agent requests the file again (decision "The receiver
+        checks a shard").
 
         Raises:
             ConnectionError: If the shard is damaged.

@@ -1,4 +1,4 @@
-"""Exchange, between replicas, of the names of modules that a user's script imports.
+"""Exchange between replicas of the names of the modules that a user's script imports.
 
 A warm start imports these modules before the script begins. A replica learns the names when it starts the script the
 first time, and sends them to the other replicas. Without this exchange, the first start of each new pod would be slow,
@@ -20,13 +20,15 @@ from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.log import log_event
 
 AGAIN_SECONDS = 5.0
-"""Seconds between two requests. Replicas that start together with the job ask before any of them has learned
-modules."""
+"""Seconds between two requests for modules.
+
+Requests are repeated, because replicas that start together send them before any replica has learned modules.
+"""
 MOST_TIMES = 60
 
 
 class ModuleLearning:
-    """Exchange, with other replicas, of the names of modules that the user's script imports."""
+    """Exchange with other replicas of the names of the modules that the user's script imports."""
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class ModuleLearning:
         return learned or p.Refused("no imports have been recorded here yet", 0, "")
 
     def hear_of(self, address: str) -> None:
-        """Ask another agent which modules the script imports, if this agent does not know any yet.
+        """Request from another agent the modules that the script imports, unless this agent knows modules already.
 
         Call this method before the agent sends its next Report, because the Report must not say that this agent is
         ready while it still has modules to import.

@@ -26,8 +26,7 @@ SHIP_ALL_SECONDS = 20.0
 """Seconds that an exiting agent waits until all records are sent, unless its grace period is shorter."""
 LOOK_SECONDS = 5.0
 SILENCE_SECONDS = 30.0
-"""Seconds without a message after which the tracking process is assumed to wait for its tool, if records are to be
-sent."""
+"""Seconds of silence, while there are records to send, after which the process is assumed to wait for its tool."""
 
 
 class TrackingDriver:
@@ -46,13 +45,13 @@ class TrackingDriver:
         """
         self._spool, self._tracking, self._start, self._emit = SpoolWriter(folder), tracking, start, emit
         self._shipped = min(SpoolReader(folder).next, self._spool.next)
-        """Number of the first record that the tracking tool does not have, as far as is known."""
+        """Number of the first record that, as far as the agent knows, the tracking tool does not have."""
         self._dropped, self._error, self._reported_error = 0, "", ""
         self._heard_at = time.monotonic()
         """Time from which the silence of the process is counted.
 
-        It is the time of the process's last message. If all records had been sent then, it is the time of the next
-        record.
+        The value is the time of the process's last message. If all records had been sent by then, the value is the time
+        of the next record.
         """
         self._end: Optional[AgentEnd] = None
         self._news = Notifier()
@@ -101,7 +100,7 @@ class TrackingDriver:
             self._report_trouble()
 
     async def serve(self, end: AgentEnd) -> None:
-        """Handle messages of the tracking process until it closes its connection."""
+        """Receive messages of the tracking process until it closes its connection."""
         self._end = end
         try:
             while (message := await end.receive()) is not None:
@@ -116,7 +115,10 @@ class TrackingDriver:
             self._end = None
 
     async def ship_all(self, seconds: float) -> None:
-        """Before the agent exits, wait until all records are sent, but at most `seconds` seconds."""
+        """Wait until all records are sent, but at most `seconds` seconds.
+
+        The agent calls this method before it exits.
+        """
         until = time.monotonic() + min(seconds, SHIP_ALL_SECONDS)
         while self.behind and (remaining_seconds := until - time.monotonic()) > 0:
             count = self._news.count

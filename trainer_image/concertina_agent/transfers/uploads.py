@@ -26,7 +26,7 @@ from concertina_protocol.worker_channel.agent_end import AgentEnd
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Seconds between checks of storage that fails, and between starts of an uploader that dies again and again."""
 MOST_PUBLICATIONS = 8
-"""Number of failures in a row after which a newer checkpoint is published instead."""
+"""Number of failed publications in a row after which a newer checkpoint is published instead."""
 T = TypeVar("T")
 
 
@@ -48,33 +48,37 @@ class UploadDriver:
     def __init__(self, snapshots: SnapshotFiles, emit: Callable[[e.Event], None]) -> None:
         self._snapshots, self._emit = snapshots, emit
         self._ships: dict[int, e.Ship] = {}
-        """Newest upload that was requested for each shard and is not in storage yet, by the shard's number."""
+        """Newest requested upload of each shard that is not in storage yet, keyed by the shard's number."""
         self._publish: list[e.Publish] = []
-        """Checkpoints to publish, the oldest first. A newer one replaces none, because an older one may be the best."""
+        """Checkpoints to publish, the oldest first.
+
+        A newer checkpoint does not replace an older one, because the older one may be the best checkpoint.
+        """
         self._publish_failures = 0
-        """Number of times in a row that the oldest publication has failed."""
+        """Number of failures in a row of the oldest publication."""
         self._undo: list[p.Undone] = []
         self._news = Notifier()
         self._failures, self._probe_at = 0, 0.0
         """Number of checks that have failed in a row, and time of the next check in monotonic seconds."""
         self._healthy = self._probe_requested = False
         self._living: Optional[tuple[str, ...]] = None
-        """Other existing jobs as in the last Assign, or None before the first Assign."""
+        """Other existing jobs, as in `Assign.living`, or None before the first Assign."""
         self._owned = False
-        """True if this job is known to own the folder of checkpoints. Once known, this is not checked again."""
+        """True if this job is known to own the folder of checkpoints. From then on, the owner is not checked again."""
         self._failing = False
-        """True if the last request failed, and no later one has succeeded."""
+        """True if a request has failed and no later request has succeeded."""
         self._part_goes_first = False
-        """True if an upload is sent before the next publication.
+        """True if an upload must be sent before the next publication.
 
-        This is set when a publication has failed. A publication may fail again and again, and must not prevent uploads.
+        The field is set when a publication has failed, so that a publication that always fails does not prevent
+        uploads.
         """
         self.shipping = Shipping()
 
     # --- requests for the uploader ----------------------------------------------------------------------------------
 
     def begin(self, effect: e.StartRound) -> None:
-        """At the start of a round, queue the request that registers this job as the owner of its checkpoint folder.
+        """Queue the request that registers this job as the owner of its checkpoint folder, at the start of a round.
 
         The request precedes all requests that write a state to the folder.
         """
@@ -106,7 +110,7 @@ class UploadDriver:
         self._news.notify()
 
     def probe(self, effect: e.ProbeStorage) -> None:
-        """Check whether storage is reachable and which checkpoint its file LATEST names.
+        """Check whether storage is reachable, and which checkpoint the file LATEST in storage names.
 
         No other request is sent before this one.
         """

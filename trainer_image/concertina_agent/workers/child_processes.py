@@ -1,4 +1,7 @@
-"""Child processes of the agent. The agent reaps its children and their orphans, and all of them end with it."""
+"""Child processes of the agent, and their orphans.
+
+The agent reaps its children and their orphans. All of them end when the agent ends.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class Reaper:
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
 
     def watch(self, pid: int, on_exit: Callable[[int], None]) -> None:
-        """Call `on_exit(code)` once, from the event loop, when this child has ended.
+        """Call `on_exit(code)` once, from the event loop, when the child process `pid` has ended.
 
         Call this method before the loop runs again after the fork.
         """
@@ -38,7 +41,7 @@ class Reaper:
     def strays(self) -> list[int]:
         """Return the child processes for which `watch` was not called.
 
-        These processes are orphans: a process that this agent had started has started them, and has ended.
+        These processes are orphans. Their parent was a process of this agent, and has ended.
         """
         return [pid for pid in children() if pid not in self._ends]
 

@@ -3,7 +3,8 @@
 Of the variables of mpirun and srun, only those that identify a rank and the size of the world are set. Variables that
 describe a scheduler (SLURM_JOB_ID, SLURM_JOB_NODELIST, OMPI_MCA_*, PMIX_*) are not set: scripts that find them call
 scontrol, requeue the job or start MPI, which do not exist here (decision "Workers get no variables of scheduler jobs").
-A framework that knows the variables of all three launchers uses those of torchrun. The module has no side effects.
+A framework that knows the variables of several of these launchers uses the variables of torchrun. The module has no
+side effects.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ VARYING = (
 
 
 def worker_defaults(workers: int) -> dict[str, str]:
-    """Return environment variables for the workers of a replica, unless the pod template sets them.
+    """Return environment variables for the workers of a replica. Variables that the pod template sets take precedence.
 
     `workers` is the number of workers of the replica.
     """
@@ -40,8 +41,8 @@ def worker_environment(
 ) -> dict[str, str]:
     """Return the environment variables of one worker: `base`, and variables of the round such as RANK.
 
-    The worker has the local rank `local_rank` in members[me]. Set `agent_store` if the agent serves the c10d store at
-    MASTER_PORT.
+    The worker has the local rank `local_rank` in the replica `assign.members[me]`. Set `agent_store` if the agent
+    serves the c10d store at MASTER_PORT.
     """
     member = assign.members[me]
     rank, world = member.first_rank + local_rank, sum(m.workers for m in assign.members)

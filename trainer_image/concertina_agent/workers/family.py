@@ -17,7 +17,7 @@ PF_EXITING = 0x4
 
 
 def die_with_parent(parent: int) -> None:
-    """Make the kernel send SIGKILL to this process when its parent, whose process id is `parent`, is gone."""
+    """Make the kernel send SIGKILL to this process when its parent `parent` (a process id) has ended."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -34,7 +34,7 @@ def adopt_orphans() -> None:
 def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
     """Send a signal to the process group that `pid` leads.
 
-    If process `pid` does not lead a group (yet), send the signal only to that process.
+    If process `pid` does not lead a group, or not yet, send the signal only to this process.
     """
     try:
         os.killpg(pid, number)
@@ -44,10 +44,10 @@ def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def ends(pid: int) -> bool:
-    """Return whether a process has stopped running user code, because it is gone or all its threads have begun to exit.
+    """Return whether a process runs no more user code, because it is gone or all its threads have begun to exit.
 
-    Its parent can reap it only later, after the kernel has freed its memory and its GPU's memory. See proc_pid_stat(5),
-    flags.
+    The parent can reap such a process only later, after the kernel has freed the process's memory in the machine and on
+    GPUs. See proc_pid_stat(5), flags.
     """
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for task in os.listdir(f"/proc/{pid}/task"):

@@ -43,7 +43,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 def unfit() -> str:
-    """Return the reason why this warm process must not fork a worker now, or "" if it may fork."""
+    """Return the reason why this warm process must not fork now, or "" if it may fork."""
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         return f"it has {threads} threads"
@@ -95,7 +95,7 @@ def leave_parent(parent: int, environment: Mapping[str, str], fds: Sequence[int]
 
 
 def reset_signals() -> None:
-    """In a forked process, restore the default handling of signals that the warm process has changed."""
+    """Restore the default actions of signals, in a process that was forked from a warm process."""
     signal.set_wakeup_fd(-1)
     for number in (*STOPPING, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
@@ -135,8 +135,8 @@ class Forkserver:
 
         Args:
             control: Socket that is connected to the agent.
-            refused: Function that returns the answer to a request if this process must not fork now. It returns an
-                empty mapping if this process may fork.
+            refused: Function that returns an empty mapping if this process may fork now. Otherwise it returns the
+                answer to the agent's request, with the reason.
         """
         self._control, self._refused = control, refused
         self._wakeup, wake = socket.socketpair()
@@ -176,7 +176,7 @@ class Forkserver:
         self._control.send(json.dumps(message).encode())
 
     def _handle(self, request: Mapping[str, Any], fds: Sequence[int]) -> bool:
-        """Fork a child and answer the agent. Return whether this process is the child."""
+        """Fork a child for a request, and answer the agent. Return whether this process is the child."""
         refused = self._refused()
         if refused:
             self.send(refused)
@@ -201,7 +201,7 @@ class Forkserver:
         return True
 
     def _leave(self, parent: int, request: Mapping[str, Any], fds: Sequence[int]) -> None:
-        """In a new child, set up its own process group, output files and environment variables."""
+        """Set up the process group, output files and environment variables of a new child."""
         leave_parent(parent, request["environment"], fds)
 
     def _reap(self) -> None:

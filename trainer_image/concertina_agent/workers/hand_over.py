@@ -5,10 +5,12 @@ A warm parent is a process that has already imported the script's modules. The s
 one of these:
 
     {"record": PATH or "", ...}   The script starts in this process, which records its imports in that file. If a fork
-    has refused to take over the script, the answer also has the reason as "plain", and the interpreter sends this
-    reason to the agent. {"pid": N, "group": G}        The script runs in process N, a fork of a warm parent. This
-    process joins group G and represents process N: it forwards signals to N, and ends in the same way when the agent
-    sends {"code": C}. The program that has started this process therefore sees how the script ended.
+                                  has refused to take over the script, the answer also contains the reason as "plain",
+                                  and the interpreter sends this reason to the agent.
+    {"pid": N, "group": G}        The script runs in process N, a fork of a warm parent. This process joins group G and
+                                  represents process N: it forwards signals to N, and ends in the same way when the
+                                  agent sends {"code": C}. The program that has started this process therefore sees
+                                  how the script ended.
 
 If an interpreter runs an installed program, such as `accelerate launch`, it keeps the environment variable VARIABLE.
 The scripts of its child processes are then handed over too. Any other interpreter removes the variable.
@@ -79,9 +81,9 @@ def interpreter() -> dict[str, Any]:
 
 
 def _asked(start: int, path: str) -> str:
-    """Send a description of this interpreter to the agent, and act on the answer.
+    """Send a description of this interpreter to the agent, and act on the answer. Return the path for recorded imports.
 
-    Return the path of the file in which to record imports, or "" if they are not to be recorded.
+    The result is the path of the file in which this interpreter records its imports, or "" if it must not record them.
 
     The function returns only if the script has to start in this process.
 
@@ -146,7 +148,7 @@ def _command_line() -> list[str]:
 
 
 def _inherited_files() -> list[int]:
-    """Return the file descriptors that were open when this process was started."""
+    """Return the descriptors of the files that this process has inherited from its parent."""
     numbers = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the descriptor of the folder itself is closed by now
@@ -156,7 +158,7 @@ def _inherited_files() -> list[int]:
 
 
 def _stand_in(agent: socket.socket, pid: int, group: int, files: Iterable[int]) -> NoReturn:
-    """Act as process `pid`, which runs the script: forward signals to it, and end in the same way when it ends."""
+    """Represent process `pid`, which runs the script: forward signals to it, and end in the same way when it ends."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     # A signal to this process's group reaches the script directly, because the script is in the same group.
     with contextlib.suppress(OSError):
@@ -180,7 +182,7 @@ def _forward(pid: int, number: int) -> None:
 def _release(files: Iterable[int]) -> None:
     """Close the inherited files in this process.
 
-    A pipe's reader then sees the end when the script closes the pipe.
+    Afterwards, only the script has a pipe open, so the pipe's reader sees the end when the script closes the pipe.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for file in files:

@@ -1,9 +1,9 @@
-"""The agent's socket to which Python interpreters of workers' commands connect to hand over their scripts.
+"""The agent's socket, to which Python interpreters of workers' commands connect to hand over their scripts.
 
 The interpreters use the module `hand_over`. Only the job's user may open the socket (mode 0600), and the kernel
 identifies the process that has connected. If another process runs an interpreter's script, the interpreter keeps its
 connection open and acts as that process: it forwards signals, and ends in the same way. If the interpreter closes the
-connection, the agent ends the script. When the script ends, the agent sends its exit code on the connection.
+connection, the agent ends the script. When the script ends, the agent sends the script's exit code on the connection.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Start:
     reports: int = 0
     """Number of the command's Python interpreters that have connected and described themselves."""
     recorded: set[str] = dataclasses.field(default_factory=set)
-    """Keys of the programs whose imports an interpreter of this start records."""
+    """Keys of the programs whose imports are recorded by an interpreter of this start."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Plain:
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """Answer to a Python interpreter of a worker's command: its script runs in another process.
+    """Answer to a Python interpreter of a worker's command: another process runs the interpreter's script.
 
-    That process was forked from one that has already imported the script's modules.
+    The other process was forked from a process that has already imported the script's modules.
     """
 
     child: Child
@@ -65,7 +65,7 @@ class Taken:
 
 @dataclasses.dataclass(frozen=True)
 class Interpreter:
-    """Python interpreter of a worker's command that has connected, and its description of itself."""
+    """Python interpreter of a worker's command that has connected to the agent and described itself."""
 
     start: Start
     report: Mapping[str, Any]
@@ -85,7 +85,7 @@ class HandOvers:
         self._serving: set[asyncio.Task[None]] = set()
 
     def begin(self) -> str:
-        """Begin to listen on the socket, and return "". If that is impossible, return the reason."""
+        """Begin to listen on the socket. Return "", or the reason why that is impossible."""
         if len(os.fsencode(self.path)) > MOST_PATH:
             return f"the path {self.path} is too long for a socket"
         try:
@@ -110,8 +110,8 @@ class HandOvers:
     def silent_since(self) -> float:
         """Start time of the oldest command that has started no Python interpreter yet, or infinity.
 
-        An interpreter that starts connects to this socket. If none connects for a while, the command cannot have a warm
-        start.
+        An interpreter that starts connects to this socket. If no interpreter connects for a while, the command cannot
+        have a warm start.
         """
         return min((start.started_at for start in self._starts.values() if not start.reports), default=float("inf"))
 
@@ -128,7 +128,8 @@ class HandOvers:
     def next_value(self) -> str:
         """Return the value of the environment variable that identifies the next start of a command.
 
-        The command's Python interpreters send this value, from which the agent knows to which worker they belong.
+        The command's Python interpreters send this value, so that the agent knows to which worker each interpreter
+        belongs.
         """
         self._number += 1
         return f"{self._number}:{self.path}"
@@ -190,9 +191,9 @@ class HandOvers:
 
 
 def _on_packet(connection: socket.socket, taken: Taken) -> None:
-    """Handle a packet from an interpreter that waits while a fork runs its script.
+    """Receive a packet from an interpreter whose script runs in a fork.
 
-    The packet reports that the fork has refused to take over the script. If the packet is empty, the interpreter was
+    A packet reports that the fork has refused to take over the script. An empty packet means that the interpreter was
     killed.
     """
     try:

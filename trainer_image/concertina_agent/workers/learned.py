@@ -1,8 +1,10 @@
-"""File that lists the modules which a script imports. A parent process imports them before it forks for the script.
+"""File that lists the modules that a script imports.
 
 Each line is JSON for one module: its name, and the environment variables that the script had changed before the import.
 The parent process sets these variables too, because packages read variables when they are imported. If a line has null
 instead of the variables, the module was searched for but not imported.
+
+A parent process imports these modules before it forks workers that run the script.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ class Imported:
 
     name: str
     changes: Mapping[str, Optional[str]] = dataclasses.field(default_factory=dict)
-    """Environment variables that the script had set before the import, or removed (None)."""
+    """Environment variables that the script had changed before the import: the new value, or None if removed."""
 
     @property
     def line(self) -> str:
@@ -42,8 +44,8 @@ class Recorder:
 
     Python asks each finder in turn for a module. The recorder is the first finder, and never returns a module. A script
     may search for a module that does not exist. At each search, the recorder therefore checks whether the module of the
-    previous search was imported. If not, it adds a line to the file that makes the record of that module invalid. From
-    then on, it records that module only after an import.
+    previous search was imported. If it was not, the recorder invalidates the record of that module by a further line in
+    the file. From then on, the recorder records that module only after an import.
 
     Modules that the file already contains are not recorded again. The file therefore does not grow at each step or each
     start. Growth is costly, because a parent process then imports the recorded modules again.
@@ -56,7 +58,10 @@ class Recorder:
         self._changes: dict[str, Optional[str]] = {}
         records = _last_records(path)
         self._not_imported = {name for name, record in records.items() if record is None}
-        """Names of modules that were searched for, but not imported. The file has a line for each of them."""
+        """Names of modules that were searched for, but not imported.
+
+        The file contains a line for each of these modules.
+        """
         self._recorded = records.keys() - self._not_imported
 
     def find_spec(self, name: str, path: Optional[Sequence[str]] = None, target: object = None) -> None:
@@ -113,7 +118,7 @@ def read(path: str) -> list[Imported]:
 def lines_to_tell(path: str) -> str:
     """Return the lines of the file at `path` that another replica needs to continue the same record of imports.
 
-    They include the names of modules that were searched for, but not imported.
+    The lines include the names of modules that were searched for, but not imported.
     """
     records = _last_records(path).items()
     return "".join(f"{record.line if record else json.dumps([name, None])}\n" for name, record in records)

@@ -37,9 +37,15 @@ from concertina_protocol.worker_channel.agent_end import AgentEnd
 CHANNEL_EOF_SECONDS = 0.5
 """Seconds to wait for the last messages of a dead worker."""
 GONE_SECONDS = 10.0
-"""Seconds within which killed processes have to end before others start. A device's driver may never let one end."""
+"""Seconds within which killed processes must end before new processes start.
+
+A device's driver can prevent a process from ending.
+"""
 LEAVE_SECONDS = 1.0
-"""Seconds within which a worker that stays has to leave its round. After them it is killed, and another one forked."""
+"""Seconds within which a worker whose process stays must leave its round.
+
+A worker that takes longer is killed, and a new worker is forked.
+"""
 STORE_SECONDS = 0.1
 """Seconds by which worker 0 of a user's own command starts before the other workers.
 
@@ -62,7 +68,7 @@ class LocalWorker:
     steps: StepFile
     local_rank: int
     over: asyncio.Event
-    """True if the round of this worker is over."""
+    """Event that is set when the round of this worker is over."""
     channel: Optional[AgentEnd] = None
     waiting: list[w.Message] = dataclasses.field(default_factory=list)
     """Messages to the worker, until it has opened its channel."""
@@ -72,13 +78,19 @@ class LocalWorker:
     calls: Optional[asyncio.Future[tuple[GroupCalls, ...]]] = None
     """The worker's answer to ListCalls, or None if none is expected."""
     alone: str = ""
-    """Clause that says how the worker trains in a world of its own (see `worlds`)."""
+    """Part of a sentence that says how the worker trains in a world of its own (see `worlds`), or "" if it does not."""
     stays: bool = False
     """True if the process can leave its round and enter the next one."""
     in_round: bool = True
-    """True if the process is in its round. From Left to the next Hello it is not, and its messages are dropped."""
+    """True if the process is in its round.
+
+    The value is False from the message Left to the next Hello. In this time, messages of the process are dropped.
+    """
     has_left: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
-    """True if the process has left `round`. Until then its end is the end of a worker of the round."""
+    """Event that is set when the process has left `round`.
+
+    Before that, the end of the process ends a worker of the round.
+    """
 
     @property
     def running(self) -> bool:
@@ -108,9 +120,9 @@ class LocalWorkers:
         self._workers: dict[int, LocalWorker] = {}
         """Workers, keyed by rank."""
         self._staying: dict[int, LocalWorker] = {}
-        """Workers by local rank that have left their round, and wait for the next one.
+        """Workers whose process stays between two rounds, keyed by local rank.
 
-        A GPU has contexts of the process that computes on it, so the process keeps its local rank.
+        A process has a context on the GPU that it uses, so the process keeps its local rank.
         """
         self._store_processes: list[Process] = []
         self._starting: Optional[asyncio.Task[None]] = None
@@ -125,7 +137,7 @@ class LocalWorkers:
         self._started_at = self._next_look = 0.0
         """Time at which the round's workers were started, and time of the next check for separate worlds."""
         self._mismatch = ""
-        """Clause of the last WorldsSeen of this round."""
+        """Text of the last WorldsSeen event of this round."""
 
     # --- start ------------------------------------------------------------------------------------------------------
 
@@ -190,7 +202,7 @@ class LocalWorkers:
         """Wait until killed processes have ended.
 
         Raises:
-            StartError: If they do not end in time.
+            StartError: If a killed process does not end within GONE_SECONDS.
         """
         try:
             await within(GONE_SECONDS, self._reaped())
@@ -212,9 +224,9 @@ class LocalWorkers:
         return not self._must_end.is_set()
 
     async def _store_may_serve(self) -> bool:
-        """Give the worker that serves the round's c10d store a moment to start, before other workers connect to it.
+        """Give the worker that serves the round's c10d store time to start, before other workers connect to the store.
 
-        Return False if the round is over first.
+        Return False if the round ends before that time is over.
         """
         if not self._settings.bundled:
             with contextlib.suppress(asyncio.TimeoutError):
@@ -251,7 +263,10 @@ class LocalWorkers:
         return True
 
     def _enter_if_staying(self, assign: Assign, me: int, local_rank: int, extra: dict[str, str]) -> bool:
-        """Make the worker process that has stayed from the last round enter this round. Return False if none has."""
+        """Make the process of the local rank that has stayed enter this round.
+
+        Return False if no process has stayed.
+        """
         worker = self._staying.pop(local_rank, None)
         if worker is None or not worker.running:
             return False
@@ -313,7 +328,7 @@ class LocalWorkers:
         worker.waiting.clear()
 
     def left(self, worker: LocalWorker, message: w.Left) -> None:
-        """Handle a worker that has left its round while its process continues. The agent treats it as ended."""
+        """Record that a worker has left its round while its process continues. The agent treats the worker as ended."""
         if message.round != worker.round or worker.has_left.is_set():
             return
         worker.in_round = False
@@ -341,7 +356,7 @@ class LocalWorkers:
     # --- how they are -----------------------------------------------------------------------------------------------
 
     def poll(self) -> e.Tick:
-        """Return an event with the present heartbeats of the workers, and the workers that are stopped (SIGSTOP)."""
+        """Return a Tick with the present heartbeats of the workers, and with the workers that are stopped (SIGSTOP)."""
         now, running = time.monotonic(), self._at_work()
         heartbeats = (heartbeat for worker in running if (heartbeat := worker.heartbeat.read(now)) is not None)
         stopped = ((worker.rank, stacks.stopped(worker.process.pids[-1])) for worker in running)
@@ -421,8 +436,8 @@ class LocalWorkers:
 
         Worker processes that can stay have LEAVE_SECONDS to leave the round. All other processes of the round get
         SIGKILL. The call returns when all workers have left the round or have written their last byte. A killed process
-        with a GPU takes a quarter of a second longer to end. Only the next processes of this replica wait for that
-        (decision "Only the next worker waits for a killed worker").
+        with a GPU takes a quarter of a second longer to end. Only the next processes of this replica wait until the
+        killed process has ended (decision "Only the next worker waits for a killed worker").
         """
         async with self._ending:
             await self._stop_starting()
@@ -436,7 +451,7 @@ class LocalWorkers:
             return tuple(why for why in reasons if why is not None)
 
     async def kill(self) -> None:
-        """Kill all worker processes, and return when they and all their orphans have been reaped."""
+        """Kill all worker processes, and wait until these processes and all their orphans have been reaped."""
         async with self._ending:
             await self._stop_starting()
             await self._kill([*self._workers.values(), *self._staying.values()])
@@ -453,7 +468,7 @@ class LocalWorkers:
             process.send_signal(signal.SIGKILL)
 
     async def _leave(self, worker: LocalWorker) -> Optional[Replaced]:
-        """Ask a worker to leave its round while its process continues. Return None if it has left or ended.
+        """Ask a worker to leave its round while its process continues. Return None if the worker has left or ended.
 
         If the worker does not leave in time, it is killed, and the reason is returned.
         """
@@ -464,7 +479,7 @@ class LocalWorkers:
         return why
 
     async def _stands_in_the_way(self, worker: LocalWorker) -> Optional[Replaced]:
-        """Return why a worker process that has left its round can't join the next one, or None if it can."""
+        """Return why a worker process that has left its round can't enter the next round, or None if it can."""
         if not worker.running:
             return None
         if worker.channel is None:

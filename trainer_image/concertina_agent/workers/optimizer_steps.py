@@ -1,4 +1,4 @@
-"""Count of the optimizer steps of a script, taken by a global hook of torch that runs in the script's process.
+"""Counter of a script's optimizer steps: a global hook of torch that runs in the script's process.
 
 The hook rewrites a few bytes in a file, and the agent reads them (decision "Counting steps of scripts without
 trainingjob"). The hook does not change the script and does not import torch. An error of the hook ends the count, but
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # `typing` takes milliseconds, in each Python that a script s
     from typing import Any, Optional
 
 VARIABLE = "CONCERTINA_STEP_FILE"
-"""Variable with the path of the file. Without it, nothing is counted."""
+"""Environment variable with the path of the file for the count. If it is not set, nothing is counted."""
 LAYOUT = struct.Struct("<qddd32s")
 """Layout of the file: number of steps, time of the first one (Unix seconds), CLOCK_MONOTONIC of the last call of an
 optimizer, seconds of the last step, and the class of the optimizer that began it."""
@@ -34,9 +34,9 @@ class StepCounter:
     """Hook that counts the steps of a process.
 
     A step is a sequence of optimizer calls in which no optimizer is called twice. For example, if the two optimizers of
-    a GAN take turns, a call of each makes one step. If a model has one optimizer for each parameter, a call of all of
-    them makes one step. If a script calls one optimizer five times for each call of another one, the more frequent
-    calls are counted.
+    a GAN take turns, one call of each of the two makes one step. If a model has one optimizer for each parameter, one
+    call of each optimizer makes one step. If a script calls one optimizer five times for each call of another one, the
+    more frequent calls are counted.
     """
 
     def __init__(self, path: str) -> None:
@@ -45,7 +45,7 @@ class StepCounter:
         self._handle: Any = None
         self._stops_in_forks = False
         self._in_step: set[int] = set()
-        """Optimizers that have stepped in the current step."""
+        """Optimizers that have been called in the current step."""
         self._steps = 0
         self._first_at = self._begun_at = self._seconds = 0.0
         self._name = b""

@@ -23,10 +23,10 @@ NOISE = re.compile(
 )
 """Lines that nanobind, a library of triton, prints when a Python process ends after an error.
 
-There are more of them than lines that are kept, so they would replace the error itself.
+nanobind prints more such lines than a Tail keeps, so that they would displace the error itself.
 """
 MAX_WAITING = 1 << 20
-"""Number of bytes that may wait if the reader of the agent's output is slow. Then the printing process has to wait."""
+"""Maximum bytes that wait for a slow reader of the agent's output. Beyond this, the printing process has to wait."""
 
 
 class Sink:
@@ -69,7 +69,7 @@ class Tail:
 
     def __init__(self, streams: dict[int, int]) -> None:
         self._streams = streams
-        """Output stream (1: stdout, 2: stderr) of each pipe, by the descriptor of its read end."""
+        """Number of the output stream (1: stdout, 2: stderr) of each pipe, keyed by the pipe's read end."""
         self._partial = dict.fromkeys(streams, b"")
         self._lines: collections.deque[bytes] = collections.deque(maxlen=KEEP_LINES)
         self._prefix = b""
@@ -87,7 +87,7 @@ class Tail:
         self.resume()
 
     def start_anew(self, prefix: str) -> None:
-        """Forget the remembered lines of an earlier round, and copy further lines with the new `prefix`."""
+        """Drop the stored lines of an earlier round, and copy further lines with the new `prefix`."""
         self._prefix, self.last_error = prefix.encode(), ""
         self._lines.clear()
 
@@ -95,7 +95,7 @@ class Tail:
         return tuple(line[:MAX_KEPT].decode(errors="replace") for line in self._lines)
 
     async def closed(self, timeout: float) -> None:
-        """Wait until all processes have closed the write ends of the pipes, or the time is up."""
+        """Wait until all processes have closed the write ends of the pipes, but at most `timeout` seconds."""
         with contextlib.suppress(asyncio.TimeoutError):
             await within(timeout, self._closed.wait())
 
@@ -168,7 +168,7 @@ def _sink(fd: int) -> Sink:
 def _reopened(fd: int) -> int:
     """Return a new descriptor of the same pipe or file, with an open file description of its own.
 
-    The agent can make this description non-blocking, while other processes that have the file open are not affected.
+    The agent can make this description non-blocking without an effect on other processes that have the file open.
     """
     (sys.stdout if fd == 1 else sys.stderr).flush()
     try:

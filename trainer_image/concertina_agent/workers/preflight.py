@@ -2,7 +2,8 @@
 
 The agent has no torch, and the process from which workers are forked must not open a GPU. The child process therefore
 imports torch itself. The child writes its report into a file of the volume. After a restart of the container, the agent
-uses the report of the first preflight. If a preflight has ended its container, it is not repeated.
+uses the report of the first preflight. If a preflight has caused the end of its container, the agent does not repeat
+the preflight.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ from concertina_agent.workers.workers import Process, StartError, start_command
 from concertina_protocol.waiting import within
 
 VARIABLE = "CONCERTINA_PREFLIGHT"
-"""Variable that turns the preflight off with the value false, or none for a pod that requests no device. Any other
-value is the devices to test."""
+"""Environment variable with the devices to test.
+
+The value `false` turns the preflight off. The value `none` means that the pod requests no device.
+"""
 DEVICES = "cuda"
 LIMIT_SECONDS = 120.0
 """Seconds after which the child is killed. Its own deadline is shorter, but begins after the import of torch."""
 EXIT_SECONDS = 5.0
 """Seconds within which the child has to end after its report. A driver that hangs may never let it end."""
 LOOK_SECONDS = 0.1
-"""Seconds between two looks for the report."""
+"""Seconds between two checks for the child's report."""
 MOST_BYTES, MOST_CHARACTERS = 1 << 16, 800
 REPORT, ATTEMPT = "preflight.json", "preflight.started"
 
@@ -41,11 +44,11 @@ class PreflightOutcome:
     """Outcome of a preflight."""
 
     fault: str = ""
-    """Clause that names the GPUs that are faulty, or ""."""
+    """Part of a sentence that names the faulty GPUs, or "" if no GPU is faulty."""
     warnings: str = ""
-    """Clause that names the GPUs that are slow or could not be tested completely, or "". It is only logged."""
+    """Part of a sentence that names GPUs that are slow or not completely tested, or "". It is only logged."""
     skipped: str = ""
-    """Reason why nothing or not everything was tested, or ""."""
+    """Reason why no GPU, or not every GPU, was tested, or "" if all were."""
     seconds: float = 0.0
     """Seconds from the start of the child process to its end."""
 

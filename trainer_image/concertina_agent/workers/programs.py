@@ -18,14 +18,20 @@ from concertina_agent.workers.hand_over import VARIABLE
 from concertina_agent.workers.python_command import PythonCommand, Runs
 
 BEFORE_MAIN = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "KMP_", "GOMP_", "CUDA_", "TORCH")
-"""Prefixes of environment variables that take effect before a script can change them, or when a library is loaded."""
+"""Prefixes of environment variables whose value at the start of a process matters.
+
+Such a variable takes effect before a script can change it, or when a library is loaded.
+"""
 IGNORED = frozenset({"_", "SHLVL", "PWD", "OLDPWD", VARIABLE, *VARYING})
 """Environment variables that a shell or the agent sets for each command. No import depends on them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Program of a Python interpreter. A process that has imported the modules of the same program can run it too."""
+    """Program of a Python interpreter.
+
+    A process that has imported the modules of an equal program can run this program, too.
+    """
 
     line: tuple[str, ...]
     """Command line, as a tuple of words."""
@@ -50,7 +56,8 @@ class Program:
         """Return the program as one line of JSON, which `from_json` reads.
 
         Args:
-            base: Environment variables that the reader of the line has too. Only differences from them are written.
+            base: Environment variables that the reader of the line has too. Only differences from these variables are
+                written.
             names: Names of the variables that may be written, or None for all.
         """
         variables = {**dict.fromkeys(base), **self.environment}

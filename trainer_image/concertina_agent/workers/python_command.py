@@ -41,7 +41,7 @@ class Unsuited:
     """Command line for which a worker can't be forked, because it does more than run Python."""
 
     why: str
-    """Reason, as the end of a sentence that begins with "the command starts plainly: "."""
+    """Reason why no worker can be forked, as the end of a sentence that begins with "the command starts plainly: "."""
 
 
 ISOLATING = {
@@ -53,7 +53,10 @@ ISOLATING = {
     "h": "only prints its help",
     "?": "only prints its help",
 }
-"""Options of Python with which a worker can't be forked, with the reason. Some of them run no program."""
+"""Reason why a worker can't be forked if Python has an option, keyed by the option's letter.
+
+With some of these options, Python runs no program.
+"""
 ALONE = "bBdOqsuvxPR"
 """Options of Python that are one letter without a value."""
 WITH_VALUE = "XW"

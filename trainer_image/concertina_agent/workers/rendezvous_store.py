@@ -1,4 +1,4 @@
-"""Address of the c10d store of a round: a socket that the agent has bound, or a free port for a command's own store.
+"""Address of a round's c10d store: a socket that the agent has bound, or a free port for the command's own store.
 
 A round is a period in which a fixed set of replicas trains.
 """

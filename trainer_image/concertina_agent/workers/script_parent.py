@@ -64,7 +64,7 @@ class ParentConfig:
     preload: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     varying: tuple[str, ...] = ()
-    """Names of the environment variables that differ between workers, as far as the agent knows."""
+    """Names of environment variables that differ between workers, as far as the agent knows such variables."""
     most_memory: int = 0
     """Maximum bytes of its own memory that this process may use for imports."""
 
@@ -114,7 +114,7 @@ class ScriptForkserver(Forkserver):
         super().__init__(control, self._refusal)
         self._config, self._own = config, own
         self._files: dict[str, tuple[int, ...]] = {}
-        """Fingerprints of the imported files, by path, to notice when a file changes."""
+        """Fingerprint of each imported file, keyed by path, to detect changes of the file."""
         self._environment_reads: set[bytes] = set()
         self.modules: list[Imported] = []
         """Modules that were imported or could not be imported."""
@@ -165,7 +165,7 @@ class ScriptForkserver(Forkserver):
 
 
 def _separate_from_parent(modules: Iterable[Imported]) -> None:
-    """Replace state of a forked worker that must differ from that of other forks, such as random seeds."""
+    """Replace state of a forked worker, such as random seeds, that must differ between the forks of one parent."""
     importlib.invalidate_caches()
     threads = {name: value for module in modules for name, value in module.changes.items() if value is not None}
     blas.set_threads({**os.environ, **threads})

@@ -24,18 +24,21 @@ from concertina_protocol.waiting import within
 SIGNAL = signal.SIGUSR2
 SUFFIX = ".stacks"
 ANSWER_SECONDS = 2.0
-"""Seconds to wait for the stacks of a worker, and for its list of collectives. A busy machine needs the time."""
+"""Seconds to wait for the stacks of a worker, and for its list of collectives.
+
+Processes answer late if the machine is busy.
+"""
 QUIET_SECONDS = 0.06
 """Seconds without growth of the file after which faulthandler's output counts as complete."""
 CURRENT = "Current thread"
 """Beginning of the line before the stack of the thread that handled the signal, which faulthandler writes last."""
 KEEP_LINES, KEEP_CHARACTERS = 40, 240
 FAMILY = 8
-"""Maximum number of processes of one worker to inspect."""
+"""Maximum number of processes to inspect for one worker."""
 FRAMES = 8
 """Number of frames of each thread to keep, beginning with the innermost."""
 IDLE = ("<no Python frame>", "concurrent/futures/thread.py")
-"""Texts in the innermost frame of a thread that is not of interest: a thread of a library, or an idle one of a pool."""
+"""Texts that occur in the innermost frame of a thread without interest: an idle thread, or one of a library."""
 
 
 def register(environment: Mapping[str, str]) -> None:

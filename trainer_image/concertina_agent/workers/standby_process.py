@@ -22,10 +22,13 @@ class _Waiting(NamedTuple):
 
 
 class StandbyProcess:
-    """Keeps one standby process, and turns it into a worker or a store."""
+    """Owner of one standby process, which it turns into a worker or a store."""
 
     def __init__(self, parent: ForkParent, environment: Mapping[str, str]) -> None:
-        """Initialize without a process. A standby process has the variables in `environment` until it is used."""
+        """Initialize without a process.
+
+        The standby process will have the variables in `environment` until it is used.
+        """
         self._parent, self._environment = parent, environment
         self._waiting: Optional[_Waiting] = None
         self._taken = asyncio.Event()
@@ -55,7 +58,7 @@ class StandbyProcess:
         return None
 
     async def keep(self) -> None:
-        """Keep a standby process ready. If one can't be forked, try again later."""
+        """Keep a standby process ready. If a fork fails, try again later."""
         while True:
             try:
                 standby = await self._forked()

@@ -21,7 +21,7 @@ class Starter(Protocol):
     """Interface that starts workers."""
 
     async def until_warm(self) -> None:
-        """Wait until workers can be started at once. Before that, a warm process may be importing their modules."""
+        """Wait until workers can be started at once, for example until a warm process has imported their modules."""
 
     async def start(self, environment: Mapping[str, str], local_rank: int, prefix: str) -> Optional[Process]:
         """Start a worker, or return None if the caller must wait (`until_warm`) and try again.

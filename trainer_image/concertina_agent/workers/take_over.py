@@ -1,8 +1,8 @@
 """Take-over of an interpreter's script by a fork of a warm parent, a process that has already imported the modules.
 
-`script_parent` calls `take_over` in the fork. The fork takes on the interpreter's properties: working directory,
-process group, umask, limits, priority, CPU affinity, signals, arguments, environment variables, and all inherited files
-with their numbers. Then it answers the interpreter, and Python runs the script in the fork. If the fork cannot take on
+`script_parent` calls `take_over` in the fork. The fork assumes the interpreter's properties: working directory, process
+group, umask, limits, priority, CPU affinity, signals, arguments, environment variables, and all inherited files with
+their numbers. Then the fork answers the interpreter, and Python runs the script in the fork. If the fork cannot assume
 a property, the interpreter runs the script itself.
 """
 
@@ -38,9 +38,9 @@ HIGH = 256
 
 
 class Unlike(RuntimeError):
-    """Error that a forked process cannot take on a property of the interpreter whose script it should run.
+    """Error that a fork cannot assume a property of the interpreter whose script it should run.
 
-    The error's text is a clause.
+    The error's text is the end of a sentence.
     """
 
 
@@ -59,14 +59,14 @@ class Signals:
 
 
 def take_over(report: Mapping[str, Any], parent: int, fds: Sequence[int]) -> Signals:
-    """Take over the script of an interpreter: take on its properties, and tell it that the script runs here now.
+    """Take over the script of an interpreter: assume its properties, and tell it that this process runs the script.
 
     The caller must apply the returned signals after it has restored Python's own signal handlers. If the take-over
     fails, this function tells the interpreter to run the script itself, and ends this process.
 
     Args:
-        report: The interpreter's description of itself (see `hand_over`). Its "record" is the file for the record of
-            imports.
+        report: The interpreter's description of itself (see `hand_over`). Its entry "record" is the path of the file in
+            which to record imports.
         parent: Process id of the warm parent.
         fds: File descriptors of the interpreter's socket, and of the files that it has inherited.
     """
@@ -93,12 +93,12 @@ def _ignored(pid: int) -> tuple[int, ...]:
 
 
 def _become(report: Mapping[str, Any]) -> None:
-    """Take on the properties of the interpreter that `report` describes, such as its working directory and limits.
+    """Assume the properties of the interpreter that `report` describes, such as its working directory and limits.
 
-    Its open files are handled by `_take_files`.
+    The function `_take_files` takes over the interpreter's open files.
 
     Raises:
-        Unlike: If this process cannot take on a property.
+        Unlike: If this process cannot assume a property.
     """
     pid = report["pid"]
     status = _status(pid)
@@ -159,7 +159,7 @@ def _take_limits(pid: int) -> None:
 def _take_files(received: Mapping[int, int]) -> None:
     """Give each open file from the interpreter the same file descriptor number as in the interpreter.
 
-    `received` maps this number to the descriptor under which the file has arrived.
+    `received` maps each number in the interpreter to the descriptor under which this process has received the file.
     """
     for number in range(3):
         if number not in received:

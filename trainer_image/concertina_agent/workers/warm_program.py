@@ -28,8 +28,10 @@ from concertina_protocol.log import log_event
 from concertina_protocol.waiting import within
 
 VARIABLE = "CONCERTINA_WARM_PARENT"
-"""Environment variable that makes a Python process a parent, which imports modules and forks. `hook` has the same
-name."""
+"""Environment variable that makes a Python process a parent, which imports modules and forks.
+
+The module `hook.sitecustomize` uses the same name.
+"""
 WARM_SECONDS = 120.0
 """Seconds from the start of a parent after which workers no longer wait for it."""
 QUIET_SECONDS = 5.0
@@ -37,7 +39,7 @@ QUIET_SECONDS = 5.0
 MOST_PARENTS = 12
 """Maximum number of parent processes that are started for a program, one after another.
 
-A new one is started if the last one dies, must leave out a module, or should import more modules.
+A new parent is started if the last one dies, must leave out a module, or has to import more modules.
 """
 STORED = ".program"
 """Suffix of a file that stores a program for the next container."""
@@ -69,7 +71,7 @@ class ScriptParent(WorkerParent):
         super().__init__("what the script needs", reaper)
         self.program, self.size = program, size
         self.packages = 0
-        """Number of packages that the parent has imported."""
+        """Number of packages that the parent process has imported."""
         self.reads: frozenset[str] = frozenset()
         """Names of the environment variables that the parent's imports have read."""
         self.interpreter: Mapping[str, Any] = {}
@@ -77,18 +79,18 @@ class ScriptParent(WorkerParent):
         self.left_out: Optional[tuple[str, str]] = None
         """Package that must not be imported before a fork, with the reason, or None.
 
-        If it is set, the parent process has exited.
+        If this field is set, the parent process has exited.
         """
         self.failed: dict[str, str] = {}
         """Modules of spec's `preload` that could not be imported, with the reason for each."""
         self.held = False
-        """True if this process was started as a probe, and has reached the hook before its script."""
+        """True if this process was started as a probe, and has reached the start hook before its script began."""
         self.lost = self.stale = False
 
     async def import_more(self, size: int) -> str:
-        """Make the warm process import the modules that were recorded in the file since its last imports.
+        """Make the warm process import the modules that were added to the file of recorded modules.
 
-        Return "" if it has imported them, or the reason why the warm process has exited.
+        Return "" if the warm process has imported these modules, or the reason why it has exited.
         """
         if self._control is None:
             return "it has ended"
@@ -132,7 +134,8 @@ class WarmProgram:
         Args:
             program: The program.
             folder: Folder in which learned modules are stored for the next container.
-            base: Environment variables of all workers. A stored program has only its differences from them.
+            base: Environment variables of all workers. A stored program contains only the differences from these
+                variables.
             reaper: Reaper of the agent's child processes.
             preload: Modules that a parent imports before any module has been learned.
             memory: Function that returns the maximum bytes of memory for the imports of a parent.
@@ -142,24 +145,27 @@ class WarmProgram:
         """Files that store the learned modules and the program."""
         self.parent: Optional[ScriptParent] = None
         self._next: Optional[asyncio.Task[None]] = None
-        """Task that starts a parent process or makes one import more modules, or None."""
+        """Task that starts a parent process, or that makes a parent process import more modules, or None."""
         self._retired: list[ScriptParent] = []
         self.left_out: dict[str, str] = {}
         self.learner: Optional[Process] = None
-        """Worker whose imports are being recorded, or None. There is one as long as there is no parent process."""
+        """Worker whose imports are being recorded, or None.
+
+        Imports are recorded as long as there is no parent process.
+        """
         self._started = 0
         self._seen_size, self._quiet_since = 0, 0.0
         self._tried_size = 0
-        """Size of the file with the recorded modules when a parent process last failed to start or was of no use.
+        """Size of the file of recorded modules when a parent process last failed to start or could not be used.
 
-        Another parent process is started when the file is larger.
+        The next parent process is started only when the file has grown.
         """
         self._failed_renewal = ""
         """Reason why no parent process with more modules could be started, or ""."""
         self.refused = ""
         """Reason why the last interpreter has run its script itself, or ""."""
         self.why = ""
-        """Reason why there is no parent process, or ""."""
+        """Reason why there is no parent process, or "" if there is one."""
 
     @property
     def size(self) -> int:
@@ -174,7 +180,7 @@ class WarmProgram:
     def learning(self) -> bool:
         """True if the program's first worker still runs, so that its imports are still being recorded.
 
-        Other workers of its round then do not wait for a warm process.
+        Meanwhile, other workers of that round do not wait for a warm process.
         """
         return self.learner is not None and not self.learner.ended.done()
 
@@ -197,7 +203,7 @@ class WarmProgram:
 
     @property
     def told(self) -> str:
-        """Program and its recorded modules, as lines to send to another replica. "" if no module is recorded."""
+        """Program and its recorded modules, as lines to send to another replica, or "" if no modules are recorded."""
         if self.parent is None or self.parent.size == 0:
             return ""
         return f"{self.parent.program.to_json(self._base, self.parent.reads)}\n{lines_to_tell(str(self.modules))}"
@@ -233,7 +239,7 @@ class WarmProgram:
             self._next = asyncio.ensure_future(self._renew())
 
     async def settled(self) -> None:
-        """Wait until no parent process is importing modules."""
+        """Wait until no parent process of this program is importing modules."""
         if self._next is not None:
             await asyncio.wait({self._next})
 
@@ -325,10 +331,9 @@ class WarmProgram:
         )
 
     async def probe(self, options: int) -> str:
-        """Find out whether an interpreter of the program can wait for the agent before it runs its script.
+        """Return "" if an interpreter of the program can wait for the agent before its script, otherwise the reason.
 
-        The result is "" if it can, otherwise the reason why not. The interpreter is started once for this, with an
-        empty script.
+        To find out, the method starts the interpreter once, with an empty script.
 
         Args:
             options: Number of words of the command line before the program.
@@ -388,9 +393,10 @@ class WarmProgram:
     async def _forked(
         self, parent: ScriptParent, fork: Awaitable[Union[AnyChild, ForkRefused]]
     ) -> Union[AnyChild, Again, str]:
-        """Wait for a requested fork, and return the child.
+        """Wait for a requested fork, and return the child process.
 
-        If the caller has to repeat the request, the result is Again. If there is no child, the result is the reason.
+        If the caller has to repeat the request, the result is Again. If the fork was refused or failed, the result is
+        the reason.
         """
         try:
             forked = await fork

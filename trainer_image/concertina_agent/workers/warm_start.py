@@ -31,8 +31,7 @@ from concertina_agent.workers.workers import Child, Process, start_command
 from concertina_protocol.log import log_event
 
 MEMORY_SHARE = 4
-"""Divisor for the memory that the imports of all parent processes may use: they get this part of the container's
-memory.
+"""Divisor of the container's memory that gives the memory for the imports of all parent processes.
 
 While workers of a replaced parent process still run, there are two parent processes besides the workers.
 """
@@ -45,9 +44,9 @@ MOST_CHARACTERS = 1000
 MOST_ATTEMPTS = 3
 """Maximum number of parent processes that are started in order to take over the script of one interpreter."""
 SILENT_SECONDS = 60.0
-"""Seconds after which a command is reported to have no warm start.
+"""Seconds after which a command is reported to have no warm start if no Python interpreter has connected.
 
-They count if none of the command's Python interpreters has connected to the agent.
+The interpreters of the command connect to the agent when they start.
 """
 SILENT = (
     "the command starts no Python that can be used: CPython 3.9 or newer that reads PYTHONPATH "
@@ -62,17 +61,16 @@ class WarmStart:
         self._line, self._preload, self._reaper = settings.command, settings.preload, reaper
         self._environment = {**worker_defaults(settings.workers), **settings.environment}
         self._folder = settings.volume / "warm"
-        """Folder in the volume with programs and their recorded modules, so that the next container can make warm
-        starts."""
+        """Folder in the volume with programs and their recorded modules, for warm starts in the next container."""
         self._programs: dict[str, WarmProgram] = {}
         self._hand_overs = HandOvers(str(self._folder / "socket"), self._decide)
         self._begun: Optional[asyncio.Task[None]] = None
         self._impossible = ""
-        """Reason why no warm start is possible, or ""."""
+        """Reason why no warm start is possible, or "" if it is possible."""
         self._silent = ""
         """Reason why the last worker had no warm start, or "".
 
-        It is set if none of the command's Python interpreters has connected to the agent.
+        The field is set if none of the command's Python interpreters has connected to the agent.
         """
 
     @property
@@ -86,7 +84,7 @@ class WarmStart:
     def imports_first(self) -> bool:
         """True if there are modules to import before workers are started for the first time.
 
-        Until they are imported, the replica is not ready.
+        Until these modules are imported, the replica is not ready.
         """
         return bool(self._preload and isinstance(parse(self._line), PythonCommand)) or any(
             self._folder.glob(f"*{STORED}")
@@ -99,7 +97,7 @@ class WarmStart:
 
     @property
     def learned(self) -> Optional[p.Learned]:
-        """Modules that this replica's warm processes have imported, as a message for another replica.
+        """Modules that this replica's warm processes have imported, as a message for another replica, or None.
 
         None if no modules are known.
         """
@@ -110,7 +108,7 @@ class WarmStart:
     async def take(self, learned: p.Learned) -> None:
         """Make warm processes import the modules that another replica has recorded.
 
-        Return when the imports are done or have failed. Call this method only if this replica has not recorded any
+        The method returns when the imports have succeeded or failed. Call it only if this replica has recorded no
         modules itself.
         """
         for program, lines in self._sections(learned.modules):
@@ -205,7 +203,7 @@ class WarmStart:
     def look(self) -> None:
         """Look for newly recorded modules to import, and for commands whose interpreters do not connect to the agent.
 
-        Called a few times per second.
+        The agent calls this method a few times per second.
         """
         now = asyncio.get_running_loop().time()
         for warm in self._programs.values():
@@ -230,7 +228,7 @@ class WarmStart:
 
     @property
     def _direct(self) -> Optional[WarmProgram]:
-        """Program of the user's command if a worker for it can be forked without starting an interpreter, or None.
+        """Program of the user's command if its workers can be forked without starting an interpreter, otherwise None.
 
         That is possible if the command does nothing but run Python, and the program is known.
         """

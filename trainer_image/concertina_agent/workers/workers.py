@@ -36,20 +36,20 @@ PRELOAD_ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
-"""Environment variables that only the parent has.
+"""Environment variables that only the parent process has, and not the workers that are forked from it.
 
-They limit it to one thread, because it could not be forked otherwise, and make checks for GPUs not open any.
+The variables limit the parent to one thread, because a process with several threads must not fork. They also make
+checks for GPUs work without opening a GPU.
 """
 AGAIN_SECONDS = (1.0, 3.0, 10.0)
-"""Seconds before each further start of a parent process that replaces another one.
+"""Seconds before each further attempt to start a parent process in place of one that died during its imports.
 
-They apply if the previous start died during its imports. The cause of its death, such as a lack of memory, may
-disappear.
+The cause of the death, such as a lack of memory, may disappear after a while.
 """
 
 
 class Child:
-    """Process that the agent has started. `ended` is set to the exit code as soon as the process is reaped."""
+    """Process that the agent has started. The future `ended` gets the exit code as soon as the process is reaped."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -67,9 +67,9 @@ class Process(Child):
         super().__init__(pid)
         self.lines = lines
         self.scripts: list[Child] = []
-        """Other processes that run scripts of this process, because its Python interpreters have handed them over."""
+        """Forks of warm processes that run scripts which this process's Python interpreters have handed over."""
         self.taking_over: set[asyncio.Future[Any]] = set()
-        """Requests for forked processes to which scripts are handed over. They have not been answered yet."""
+        """Unanswered requests for forks that take over scripts of this process."""
         self.killed = False
 
     @property
@@ -110,7 +110,7 @@ class Process(Child):
 
 @dataclasses.dataclass(frozen=True)
 class ForkTarget:
-    """Function for a fork to run, "module:function", and its arguments.
+    """Function "module:function" that a fork has to run, and the arguments of the function.
 
     The file descriptors `fds` are passed to the fork. In the arguments, "fd:0" stands for the first of them.
     """
@@ -135,7 +135,8 @@ def start_command(
     """Start an ordinary process in a process group of its own.
 
     The process stays in the agent's session, so that a fork of a warm parent can join its group (decision "Warm starts
-    of commands with shells and wrappers"). `directory` is its working directory. If None, it is the agent's.
+    of commands with shells and wrappers"). `directory` is the process's working directory, or None for the agent's
+    working directory.
 
     Raises:
         StartError: If the process cannot be started.
@@ -174,7 +175,7 @@ class ForkRefused:
     changed: str = ""
     """Path of a file that has changed since the parent process imported it, or "".
 
-    If a path is given, a newly started parent process would be able to fork.
+    If a file has changed, a new parent process has to be started, and can then fork.
     """
 
 
@@ -332,16 +333,16 @@ class WorkerParent:
             self.warm.set_result(error)
 
     def _on_loss(self) -> None:
-        """Handle the death of a warm process that was ready to fork.
+        """React to the death of a warm process that was ready to fork.
 
         This implementation does nothing; subclasses override it.
         """
 
     def _lost(self, control: socket.socket) -> None:
-        """Handle the death of the warm process.
+        """React to the death of the warm process.
 
-        The workers that were forked from it die too: the kernel kills them by their parent-death signal. This method
-        records their end, because nothing else reports it.
+        The workers that were forked from the warm process die too: the kernel kills them by their parent-death signal.
+        This method records the end of these workers, because nothing else reports it.
         """
         asyncio.get_running_loop().remove_reader(control)
         control.close()
@@ -371,10 +372,12 @@ class ForkParent(WorkerParent):
         super().__init__(preload, reaper)
         self._preload, self._environment = preload, environment
         self.given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Future with the reason why a parent that died could not be replaced."""
+        """Future that completes with the reason if a parent process that died could not be replaced."""
         self._pauses: Optional[Iterator[float]] = None
-        """Seconds before further starts. None if the parent process has never been ready to fork: then it is not
-        started again."""
+        """Seconds to wait before each further start, or None if the parent process has never been ready to fork.
+
+        A parent process that has never been ready to fork is not started again.
+        """
         self._next: Optional[asyncio.TimerHandle] = None
 
     def start(self) -> None:
@@ -390,7 +393,9 @@ class ForkParent(WorkerParent):
         return [*command, "--control", str(control), "--preload", self._preload], environment
 
     async def run(self, target: ForkTarget, environment: Mapping[str, str], prefix: str = "") -> Process:
-        """Start a process as a fork of the warm process. If it cannot fork, start an ordinary process instead.
+        """Start a process as a fork of the warm process.
+
+        If the warm process can't fork, start an ordinary process instead.
 
         Raises:
             StartError: If the process cannot be started.

@@ -1,4 +1,4 @@
-"""Processes of this replica: the warm process, the workers of a round, and the c10d store through which they meet.
+"""Processes of this replica: the warm process, a round's workers, and the c10d store at which ranks rendezvous.
 
 A round is a period in which a fixed set of replicas trains.
 """
@@ -30,9 +30,9 @@ from concertina_protocol import addresses
 from concertina_protocol.log import log_event
 
 TICK_SECONDS = 0.25
-"""Maximum seconds between two ticks. A tick comes earlier if the silence of another agent must be checked then."""
+"""Maximum seconds between two ticks. A tick comes earlier if a deadline of another agent's silence ends before."""
 LATER_SECONDS = 0.01
-"""Seconds from a deadline to its tick. Deadlines that pass within this time share a tick."""
+"""Seconds by which a tick follows the deadline that it serves, so that later deadlines can share the tick."""
 
 
 class WorkersDriver:
@@ -61,12 +61,12 @@ class WorkersDriver:
         self._next_deadline = next_deadline
         self._reaper = Reaper()
         self.parent: Optional[ForkParent] = None
-        """Parent of the bundled trainer's processes."""
+        """Warm process from which the bundled trainer's processes are forked, or None for a user's own command."""
         self._bundled: Optional[BundledStarter] = None
         self._command: Optional[CommandStarter] = None
         self.local = LocalWorkers(settings, self._reaper, self._starter(), emit, TaskGroup(tasks.failed))
         self._store: Optional[socket.socket] = None
-        """Bound socket that is not used by a round yet."""
+        """Bound socket for the next round's c10d store, or None."""
 
     def _starter(self) -> Starter:
         settings = self._settings
@@ -129,7 +129,7 @@ class WorkersDriver:
         self._emit(e.Warm(error))
 
     async def until_warm(self) -> str:
-        """Wait until processes can be started, and return "". If none can ever be started, return the reason."""
+        """Wait until processes can be started. Return "", or the reason if no process can ever be started."""
         return await asyncio.shield(self.parent.warm) if self.parent is not None else ""
 
     async def start_uploader(self) -> Process:

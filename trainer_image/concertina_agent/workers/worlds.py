@@ -7,7 +7,7 @@ A worker counts as training alone if all of these conditions are met (decision "
 
 - A descendant of the worker was started with a RANK and with a smaller WORLD_SIZE than the round's.
 - That process also has another rendezvous: its MASTER_ADDR, MASTER_PORT or TORCHELASTIC_RUN_ID differs. This excludes a
-  script that runs its evaluation as a process with WORLD_SIZE=1, which changes only the size.
+  script that runs its evaluation as a process with WORLD_SIZE=1, which changes only WORLD_SIZE.
 - No other process of the worker is connected to the round's rendezvous. This excludes a script that trains in its round
   and starts torchrun for something else.
 
@@ -40,7 +40,7 @@ VSIZE = 20
 
 @dataclasses.dataclass(frozen=True)
 class LaunchedWorld:
-    """Rank, number of ranks, and rendezvous address that the environment variables of a process contain."""
+    """World that the environment variables of a process describe: rank, number of ranks, and rendezvous address."""
 
     rank: int
     size: int
@@ -49,7 +49,7 @@ class LaunchedWorld:
     run_id: str
 
     def is_within(self, round: LaunchedWorld) -> bool:
-        """Return whether this world has fewer ranks than the round's world `round`, and another rendezvous address."""
+        """Return whether this world has fewer ranks than the world `round`, and a different rendezvous address."""
         rendezvous, round_rendezvous = (self.address, self.port, self.run_id), (round.address, round.port, round.run_id)
         return 0 <= self.rank < self.size < round.size and rendezvous != round_rendezvous
 
@@ -60,13 +60,16 @@ def seconds_to_next_look(age: float) -> float:
 
 
 def world_of_round(assign: Assign) -> LaunchedWorld:
-    """Return the LaunchedWorld in the environment variables of a round's workers. Its rank has no meaning."""
+    """Return the LaunchedWorld that the environment variables of a round's workers describe.
+
+    Its rank has no meaning.
+    """
     address, port = split(assign.store)
     return LaunchedWorld(0, sum(member.workers for member in assign.members), address, str(port), assign.uid)
 
 
 def alone(roots: Sequence[int], round: LaunchedWorld, before: str, proc: str = "/proc") -> str:
-    """Return a clause that says how a worker trains separately from the round's other workers, or "".
+    """Return part of a sentence that says how a worker trains separately from the round's other workers, or "".
 
     The result is "" if the worker trains with the others, or if /proc does not show how it trains.
 
@@ -74,7 +77,7 @@ def alone(roots: Sequence[int], round: LaunchedWorld, before: str, proc: str = "
         roots: Processes of the worker, without their descendants. A script in a fork of a warm parent is one of them.
         round: Size and rendezvous of the round.
         before: Result of the last check. It remains valid until the worker has joined the round's rendezvous, because
-            the processes that the clause is about may have ended.
+            the processes to which the text refers may have ended.
         proc: Folder of the proc file system.
     """
     parents = _descendants(roots, proc)

@@ -21,13 +21,13 @@ class JsonLines:
     """Encoder and decoder of the messages of one protocol."""
 
     kinds: Mapping[str, type[Any]]
-    """Message classes, which are dataclasses, by their names in lines."""
+    """Message classes, which are dataclasses, keyed by the name of the message in lines."""
     what: str
     """Name of the protocol for error messages."""
     version: Optional[int] = None
-    """Version of the protocol. The versions just before and after it are accepted too.
+    """Version of the protocol, or None if lines have no version.
 
-    If None, lines have no version.
+    The versions just before and after it are accepted too.
     """
     most: Optional[int] = None
     """Maximum length of a line in bytes, or None for no limit."""

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Optional, TypeVar, Union
 
 T = TypeVar("T")
 MOST = 400
-"""Maximum length of an error's text in characters. Recipients write it into logs and reports."""
+"""Maximum length of an error's text in characters. Recipients of messages write this text into logs and reports."""
 
 
 class ProtocolError(ValueError):
@@ -24,8 +24,8 @@ class ProtocolError(ValueError):
 class OpenEnum(str, enum.Enum):
     """Base class of enums in messages, which may gain values in newer versions.
 
-    A message may have a value that this version does not define. Such a value keeps its text, equals no member of the
-    enum, and is written unchanged. The message is not refused, because a healthy agent would then seem silent during an
+    A message may contain a value that this version does not know. The value keeps its text, differs from all members of
+    the enum, and is written unchanged. If the message were refused instead, a healthy agent would seem silent during an
     upgrade.
     """
 
@@ -52,7 +52,7 @@ class Absent:
 
 
 _FIELDS: dict[type, tuple[tuple[str, Optional[float]], ...]] = {}
-"""Fields of each dataclass that has been used: the name of each field, and the number by which JSON represents None."""
+"""Fields of each dataclass that was used: the field's name, and the number that stands for None in JSON (or None)."""
 
 
 def _fields(kind: type[Any]) -> tuple[tuple[str, Optional[float]], ...]:
@@ -84,7 +84,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: type[T], value: Any) -> T:
-    """Return a value of type `kind`, which is a dataclass or the type of one of its fields, from parsed JSON.
+    """Convert parsed JSON into a value of type `kind`, which is a dataclass or the type of a dataclass's field.
 
     Raises:
         ProtocolError: If the value does not match the type.
@@ -118,7 +118,7 @@ _READERS: dict[Any, Reader] = {}
 
 
 def _reader(kind: Any) -> Reader:
-    """Return a function that converts parsed JSON to a type.
+    """Return a function that converts parsed JSON into a value of the type `kind`.
 
     The function is built once per type. This saves time, because thousands of lines are read per second.
     """

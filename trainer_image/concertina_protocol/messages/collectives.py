@@ -28,13 +28,16 @@ class GroupCalls:
     title: str
     """Description of the group, such as mesh_shard, or "" if it has none."""
     ranks: tuple[int, ...]
-    """First rank, last rank and distance of the ranks of the group, or () if they have no common distance."""
+    """First rank, last rank and common distance of the group's ranks, or () if their distances differ."""
     called: int
     """Number of the newest collective that this rank has called."""
     waits_for: Annotated[Optional[int], Absent(0)] = None
-    """Number of the oldest collective that this rank has called and that is not complete, or None."""
+    """Number of the oldest collective that this rank has called and that has not completed, or None if all have."""
     operations: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Names, such as all_reduce, of this rank's newest collectives and of the one that it waits for, by number."""
+    """Name of each collective, such as all_reduce, keyed by its number.
+
+    The entries are this rank's newest collectives, and the one that the rank waits for.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +60,6 @@ class HungCollective:
     missing_count: int = 0
     """Number of all ranks that have not called the collective."""
     instead: str = ""
-    """Name of another collective that the missing ranks have called in its place, or ""."""
+    """Name of the collective that the missing ranks have called in place of this one, or "" if there is none."""
     silent: tuple[int, ...] = ()
     """Ranks of the group whose flight recorder did not answer: the lowest ones, at most MOST_MISSING."""

@@ -11,7 +11,7 @@ from concertina_protocol.messages.records import Candidate, HeldSnapshot, Member
 
 @dataclasses.dataclass(frozen=True)
 class Prepare:
-    """Request from the operator to every candidate for a round: stop the workers of older rounds, and report the state.
+    """Request from the operator to every candidate for a round: stop the workers of older rounds, report the state.
 
     A round is a period in which a fixed set of replicas trains together. A candidate is a replica that may become a
     member. The answer is Prepared or Refused.
@@ -43,9 +43,9 @@ class Replaced(OpenEnum):
 class Prepared:
     """Answer to Prepare: the snapshots that an agent has, and the other candidates that it can reach.
 
-    The message Prepare asks a replica to join the next round, a period in which a fixed set of replicas trains. From
-    the answers, the operator chooses the members and the starting state of the round. A snapshot is a copy of the
-    training state in node memory.
+    The message Prepare asks a replica to join the next round. A round is a period in which a fixed set of replicas
+    trains. From the answers, the operator chooses the members and the starting state of the round. A snapshot is a copy
+    of the training state in node memory.
     """
 
     replica: str
@@ -70,7 +70,7 @@ class Prepared:
     Each reason is listed once.
     """
     ready: bool = True
-    """True if this agent can start workers at once, as in its Report. False while it imports PyTorch after its start.
+    """True if this agent can start workers at once (see `Report.ready`). False while the agent still imports PyTorch.
 
     Agents of earlier versions do not send this field, and count as ready.
     """
@@ -78,7 +78,7 @@ class Prepared:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Time limits and thresholds from spec.failurePolicy, with which the coordinator finds hangs and slow ranks.
+    """Limits from spec.failurePolicy beyond which the coordinator reports a hang or a slow rank.
 
     The coordinator is the agent of rank 0.
     """
@@ -91,13 +91,13 @@ class Limits:
     straggler_factor: Annotated[Optional[float], Absent(0.0)] = None
     """Factor that makes a rank a straggler, or None to ignore stragglers.
 
-    A straggler's own work in a step takes at least this many times as long as that of the other ranks.
+    A rank is a straggler if its own work in a step takes at least this many times as long as the other ranks' work.
     """
 
 
 @dataclasses.dataclass(frozen=True)
 class JobHistory:
-    """History of the job, such as its failures, as it is when a round begins.
+    """Age of the job and number of its failures when a round begins.
 
     A round is a period in which a fixed set of replicas trains.
     """
@@ -109,12 +109,12 @@ class JobHistory:
 
 
 MOST_IMAGES = 4
-"""Maximum number of images in an Assign."""
+"""Maximum number of container images that an Assign lists."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Assign:
-    """Message from the operator to every member of a round: the round begins. members[0] is the coordinator.
+    """Message from the operator to every member of a round: the round begins. `members[0]` is the coordinator.
 
     A round is a period in which a fixed set of replicas trains together. Before the operator sends the message, it
     writes the round to the job's status. The answer is Accepted or Refused.
@@ -131,25 +131,27 @@ class Assign:
     images: tuple[str, ...] = ()
     """Distinct images of the members' containers, as resolved by the nodes. They become part of the state's lineage."""
     outside: tuple[Member, ...] = ()
-    """Replicas that are not members of the round, but hold shards of `restore` that no member holds. They have no
-    ranks.
+    """Replicas that are not members of the round, but have shards of `restore` that no member has.
 
-    An operator with an early version 1 of the protocol does not send this field. Members then hold all shards.
+    An operator with an early version 1 of the protocol does not send this field. In that case, the members have all
+    shards.
+
+    These replicas have no ranks.
     """
     living: tuple[str, ...] = ()
     """Uids of the other existing jobs of the namespace that may use the same checkpoint folder.
 
-    If a job of this namespace owned the folder and is not in this list, it no longer exists. This job may then take
-    over the folder.
+    If the folder's owner is a job of this namespace and is not in this list, the owner no longer exists. This job may
+    then become the owner of the folder.
     """
 
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """Message from the operator to a departing replica that took part in Prepare, but does not join the new round.
+    """Message from the operator to a departing replica: the replica may exit.
 
-    The message says that the replica may exit. Its state is no longer needed, because the members have this state, or
-    because the round has a newer snapshot. The answer is Accepted or Refused.
+    The replica took part in Prepare, but does not join the new round. Its state is no longer needed, because the
+    members have the same state, or because the round has a newer snapshot. The answer is Accepted or Refused.
 
     A round is a period in which a fixed set of replicas trains. A snapshot is a copy of the training state in node
     memory.
@@ -191,15 +193,15 @@ class Save:
     round: int
     claim: str
     request: str
-    """Id of a user's request for a checkpoint. If the same request is repeated, nothing changes."""
+    """Id of a user's request for a checkpoint. A repeated request has no effect."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Relay:
     """Request from the operator to an agent to pass a Prepare, an Assign or a Release on to other replicas.
 
-    If the agent's own replica is in `to`, the agent handles the message too. The agent answers with one Relayed for
-    each replica in `to`, in the order in which the replicas' answers arrive.
+    If the agent's own replica is in `to`, the agent also carries out the message itself. The agent answers with one
+    Relayed for each replica in `to`, in the order in which the replicas' answers arrive.
 
     The operator may send a Relay on the connection of a Watch. The answers then arrive between the lines of the stream,
     and other requests on the connection do not wait for them.
@@ -210,7 +212,7 @@ class Relay:
     """Message to pass on, as a line of the protocol without its newline."""
     to: tuple[Candidate, ...]
     request: int = 0
-    """Number that the answers repeat, so that a late answer to an earlier Relay is not mistaken for one to this."""
+    """Number that the answers repeat, so that a late answer to an earlier Relay is recognized."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,7 +230,7 @@ class Relayed:
 
 @dataclasses.dataclass(frozen=True)
 class Accepted:
-    """Answer that a request was accepted."""
+    """Answer to a request that an agent has accepted."""
 
     round: int
     claim: str
@@ -236,7 +238,7 @@ class Accepted:
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """Answer that a request was refused.
+    """Answer to a request that an agent has refused.
 
     `round` and `claim` are those of the latest request that the answering agent has seen. A claim is the operator's
     decision to begin a round.
@@ -260,7 +262,7 @@ class Watch:
     changes: bool = False
     """True if the stream may continue with ReportChanges.
 
-    A change that affects only numbers is then sent at most every `pace` seconds.
+    If so, changes that affect only numbers are sent at most once in `pace` seconds.
     """
     pace: float = 1.0
     idle_beat: float = 1.0
@@ -271,6 +273,6 @@ class Watch:
     coordinator: str = ""
     """Address of the coordinator's agent, or "" if there is none.
 
-    If an agent does not know which modules the script imports, it asks the coordinator for them. Until it has them, it
-    does not report that it is ready.
+    If an agent does not know which modules the script imports, the agent requests their names from the coordinator.
+    Until the agent has the names, it reports that it is not ready.
     """

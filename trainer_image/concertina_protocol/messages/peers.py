@@ -28,7 +28,7 @@ class Join:
 
 @dataclasses.dataclass(frozen=True)
 class DurableMoved:
-    """Message from the coordinator to members: the file `LATEST` in storage now names another checkpoint.
+    """Message from the coordinator to members: the file `LATEST` in storage now names a different checkpoint.
 
     Members then remove their records of uploaded shards of older checkpoints.
 
@@ -40,11 +40,11 @@ class DurableMoved:
 
 @dataclasses.dataclass(frozen=True)
 class StopAt:
-    """Message from the coordinator to members: the call of should_checkpoint() at which a user's own command stops.
+    """Message from the coordinator to members: the number of the should_checkpoint() call after which workers stop.
 
     The coordinator is the agent of rank 0. The coordinator sends the message during a drain, so that all ranks stop
-    after the same step. `call` is the number of that call (see `stopping`). If `call` is 0, workers receive SIGTERM
-    instead.
+    after the same step. `call` is the number of the call that returns True in the script of a user (see `stopping`). If
+    `call` is 0, workers receive SIGTERM instead.
     """
 
     call: int
@@ -52,10 +52,11 @@ class StopAt:
 
 @dataclasses.dataclass(frozen=True)
 class Ping:
-    """Request from an agent to another agent. The answer proves that the other agent is reachable and of the same job.
+    """Request from an agent to another agent. An answer proves that the other agent is reachable and of the same job.
 
     The answering agent belongs to the same job if the job's CA has issued its certificate. The answer is Accepted, with
-    the highest round that the answering agent has seen and the round's claim (the operator's decision to begin it).
+    the highest round that the answering agent has seen and the claim of that round (the operator's decision to begin
+    the round).
 
     A round is a period in which a fixed set of replicas trains.
     """
@@ -120,8 +121,9 @@ class Pull:
     ShardHeader in the answer says into how many parts the shard is divided. The requesting agent then asks for each of
     the other parts on a connection of its own. Part k of n has the bytes from size * k // n to size * (k + 1) // n.
 
-    If `id` is None, the request opens a stream of copies. Whenever a snapshot of `shard` is committed in `round` that
-    is newer than `after_step`, its shard is sent. The requesting agent sends Copied after each one.
+    If `id` is None, the request opens a stream of copies. Whenever `round` commits a snapshot of a later step than
+    `after_step`, the answering agent sends the shard number `shard` of that snapshot. The requesting agent answers each
+    shard with Copied.
 
     A round is a period in which a fixed set of replicas trains. A snapshot is a copy of the training state in node
     memory.
@@ -150,7 +152,7 @@ class ShardHeader:
     parts: int = 1
     """Number of parts into which the shard is divided. The bytes of the requested part follow this message.
 
-    An agent of the previous version does not support parts and sends the whole shard.
+    An agent of the previous version does not support parts. It sends the whole shard.
     """
 
 

@@ -1,4 +1,4 @@
-"""Sets of positions in the order of the training data, as sorted tuples of ranges [begin, end).
+"""Sets of positions in the order of the training data, as sorted tuples of half-open ranges [begin, end).
 
 The ranges of a set never touch or overlap. For example, a job stores the samples that it has skipped in this form.
 """

@@ -53,8 +53,8 @@ class StorageHealth(OpenEnum):
 class SnapshotId:
     """Identity of a snapshot: the state of all ranks after one step, saved in `shards` shard files.
 
-    A round is a period in which a fixed set of replicas trains. All its shard files are of the same round, step and
-    layout.
+    All shard files of a snapshot are of the same round, step and layout. A round is a period in which a fixed set of
+    replicas trains.
 
     A snapshot is a copy of the training state in node memory.
     """
@@ -86,7 +86,7 @@ class BestCheckpoint:
     step: int
     loss: float
     of: str = ""
-    """Digest of what was evaluated. Losses with different digests can't be compared."""
+    """Digest of the documents and settings of the evaluation. Losses with different digests can't be compared."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,10 +116,10 @@ class Durable:
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """Facts that an agent knows about durable storage, such as the newest checkpoint.
+    """Facts that an agent knows about durable storage, such as the newest checkpoint there.
 
-    A message has None instead of this object if the job has no checkpoint.uri, or if it runs a user's own command that
-    does not use storage.
+    A message contains None instead of this object if the job has no checkpoint.uri, or if it runs a user's own command
+    that does not use storage.
     """
 
     state: StorageHealth
@@ -127,10 +127,10 @@ class Storage:
     message: str = ""
     """Sentence that says what to do if the state is Error."""
     round: Annotated[Optional[int], Absent(-1)] = None
-    """Number of the round in which this information was received. None for an agent with an early version 1 of the
-    protocol.
+    """Number of the round in which the agent received this information.
 
-    If the agent checked storage by itself, it is the highest round that the agent had seen by then.
+    If the agent checked storage by itself, the value is the highest round that the agent had seen by then. An agent
+    with an early version 1 of the protocol sends None.
     """
 
 
@@ -175,7 +175,7 @@ class Rollback:
     damaged: Optional[Durable] = None
     """Damaged checkpoint that is the cause of the rollback, or None for another cause.
 
-    If it is set, `step` is the step of the checkpoint that is used instead.
+    If this field is set, `step` is the step of the checkpoint from which the job continues instead.
     """
 
     def undoes(self, uid: str) -> bool:
@@ -207,11 +207,12 @@ class Restore:
     """Names of the replicas that hold each shard, by the shard's number as a string."""
     durable: Optional[Durable] = None
     skipped: tuple[tuple[int, int], ...] = ()
-    """Positions of the data to skip, in addition to those that the state itself lists."""
+    """Positions of the data to skip, in addition to those that the saved state lists."""
     undone: Optional[Undone] = None
     """States that the last rollback of this job made invalid, or None.
 
-    If `source` is Storage and `durable` is one of these states, the round restores the newest checkpoint that is not.
+    If `source` is Storage and `durable` is one of these states, the round restores the newest checkpoint that is still
+    valid.
     """
     undone_before: tuple[Undone, ...] = ()
     """States that earlier rollbacks of this job made invalid.

@@ -21,8 +21,8 @@ class ReportChange:
     """Difference between a report and the previous one.
 
     The operator's message Watch asks an agent for a stream of Reports. If its field `changes` is set, the agent sends
-    the first Report whole, and then only differences. `report` is the new report, except that its field `members` has
-    only the members that have changed.
+    the first Report whole, and then only differences. `report` is the new report, except that its field `members`
+    contains only the changed members.
     """
 
     report: Report
@@ -43,10 +43,10 @@ def change(before: Report, after: Report) -> Union[Report, ReportChange]:
 
 
 def changed(before: Report, line: ReportChange) -> Report:
-    """Return the report that follows `before`, given the difference `line`.
+    """Return the report that follows `before`, after applying the difference `line`.
 
     Raises:
-        ProtocolError: If the difference is about a member or a round that `before` does not have.
+        ProtocolError: If the difference names a member or a round that is not in `before`.
     """
     after = line.report
     if _identity(before) != _identity(after) or not after.members.keys() <= before.members.keys():
@@ -60,7 +60,7 @@ def _identity(report: Report) -> object:
 
 
 def only_numbers(before: Report, after: Report) -> bool:
-    """Return whether two reports differ only in numbers: in the progress, and in the steps of members.
+    """Return whether two reports differ only in numbers: those of the progress, and the steps of members.
 
     A report with only such differences need not be sent at once.
     """

@@ -14,7 +14,7 @@ from concertina_protocol.messages.collectives import GroupCalls, HungCollective
 from concertina_protocol.messages.records import Rollback, SnapshotId, State, Storage
 
 OUT_OF_MEMORY = "the container ran out of memory: raise resources.limits.memory of the container trainer"
-"""Sentence that there was not enough memory. Agents use it for a worker, and the operator for the whole container."""
+"""Sentence for failures from lack of memory. Agents use it for a worker, and the operator for the whole container."""
 
 MOST_LAST_LINES, LONGEST_LAST_LINE = 20, 400
 """Maximum number of lines of a worker's output in a report, and maximum length of such a line in characters."""
@@ -64,8 +64,8 @@ BAD_INPUTS = frozenset(
 class Failure:
     """Failure of a member of a round.
 
-    The first failure of a round is the cause of its end. If other ranks fail because they have lost the connection to
-    the failed rank, their failures have `secondary` set.
+    The first failure of a round is the cause of the round's end. If other ranks fail because they have lost the
+    connection to the failed rank, their failures have `secondary` set.
 
     A round is a period in which a fixed set of replicas trains.
     """
@@ -89,13 +89,13 @@ class Failure:
     (EX_CONFIG)."""
     secondary: bool = False
     provoked: bool = False
-    """True if the worker's last output is about a lost peer, and so not about an error of the script."""
+    """True if the worker's last output reports a lost peer, so that the script is probably not at fault."""
     at: Annotated[Optional[float], Absent(0.0)] = None
     rollback: Optional[Rollback] = None
     """Rollback that this failure requires, or None.
 
-    The reasons with a rollback are LossSpike, LossNotFinite and SilentCorruption, and Damaged if `checkpoint.onDamage`
-    is UsePrevious.
+    A rollback is required if the failure's reason is LossSpike, LossNotFinite or SilentCorruption. It is also required
+    for the reason Damaged if `checkpoint.onDamage` is UsePrevious.
     """
 
 
@@ -133,7 +133,7 @@ class Evaluated:
     loss: float
     """Mean loss of the first set, in nats per token."""
     perplexity: Optional[float] = None
-    """exp(`loss`), or None if the loss is not a cross-entropy of tokens, or the result is not finite."""
+    """exp(`loss`). None if the loss is not a cross-entropy of tokens, or if exp(`loss`) is not finite."""
     sets: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Mean loss of each named set, or empty if the job names no sets."""
     best_step: Optional[int] = None
@@ -142,22 +142,25 @@ class Evaluated:
     without_improvement: int = 0
     """Number of evaluations in a row that count as no improvement."""
     stop_reason: str = ""
-    """Sentence about why the run ends after this evaluation, or "" if it does not."""
+    """Sentence that says why the run ends after this evaluation, or "" if the run continues."""
     token_accuracy: Optional[float] = None
-    """Share of the predicted tokens of the first set whose logit is the largest, with the weights that they have in
-    the loss, or None if the model does not predict tokens."""
+    """Share of the first set's predicted tokens for which the right token has the largest logit.
+
+    Tokens have the same weights as in the loss. The value is None if the model does not predict tokens.
+    """
     bits_per_byte: Optional[float] = None
-    """`loss` in bits, per byte of text instead of per token, or None if the bytes are not known."""
+    """Loss of the first set in bits per byte of text, or None if the number of bytes is not known."""
     set_token_accuracies: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Token accuracy of each named set."""
     set_bits_per_byte: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Bits per byte of each named set for which they are known."""
+    """Bits per byte of each named set whose number of bytes is known."""
 
 
 class StepPart(OpenEnum):
     """Part of the time of a step, measured on rank 0.
 
-    Each second counts in only one part. A wait for other ranks counts in the part of the communication that waits.
+    Each second counts in only one part. The time that a collective waits for other ranks counts in the part of that
+    collective.
     """
 
     FORWARD = "forward"
@@ -212,7 +215,7 @@ class Progress:
     stalled_seconds: float = 0.0
     """Seconds that training has waited for data in this round."""
     mfu: Annotated[Optional[float], Absent(0.0)] = None
-    """MFU: share of the devices' peak FLOPS that training uses. Only the causal half of attention is counted."""
+    """MFU: share of the devices' peak FLOPS that training uses, counting only the causal half of attention."""
     timeline: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Seconds that each part of this round's start took: start, group, build, restore, compile, first_step."""
     save_seconds: Annotated[Optional[float], Absent(0.0)] = None
@@ -224,7 +227,7 @@ class Progress:
     interval: Optional[CheckpointInterval] = None
     """Interval between checkpoints, or None without durable storage."""
     waits_for: str = ""
-    """Sentence that says why training waits for data if their store is unavailable, otherwise ""."""
+    """Sentence that says why training waits for data, if their store is unavailable. Otherwise ""."""
     evaluated: Optional[Evaluated] = None
     """Result of the run's last evaluation, or None."""
     shares: tuple[int, ...] = ()
@@ -240,7 +243,7 @@ class Progress:
     mfu_full_attention: Annotated[Optional[float], Absent(0.0)] = None
     """MFU: share of the devices' peak FLOPS that training uses. All of attention is counted, as torchtitan does."""
     snapshots: Optional[SnapshotInterval] = None
-    """Interval of snapshots in this round, from its second snapshot on."""
+    """Interval of snapshots in this round, or None before the round's second snapshot."""
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Values that the trainer chose for fields that spec.trainer does not set, by path below spec.trainer.
 
@@ -249,8 +252,8 @@ class Progress:
     optimizer: str = ""
     """Class of the optimizer whose steps are counted, or "" if the worker reports its steps itself.
 
-    If steps are counted, `step` is the number of optimizer steps since the process started. A script that continues
-    from its own checkpoint counts from 1 again, so its step of the run is unknown.
+    If the agent counts steps, `Progress.step` is the number of optimizer steps since the process started. When a script
+    continues from its own checkpoint, the count begins at 1 again, so the step of the whole run is unknown.
     """
 
 
@@ -271,20 +274,20 @@ class Part:
 class Heartbeat:
     """Phase of one worker, and the seconds since its last progress.
 
-    The message has a number of seconds and no time of day, because clocks of different machines may differ.
+    The message contains a duration instead of a time of day, because the clocks of machines may differ.
     """
 
     rank: int
     step: int
     """Number of finished steps."""
     phase: str
-    """Phase of the worker, from `heartbeat.WorkerPhase`, or "" if the worker writes no heartbeat."""
+    """Phase of the worker, from `heartbeat.WorkerPhase`, or "" if the worker writes no heartbeat file."""
     still: float
     """Seconds since the worker last made progress."""
     busy: float = 0.0
     """Seconds in which the worker did not wait for other ranks, in this round's finished steps except the first."""
     stack: Optional[tuple[str, ...]] = None
-    """Stack of the worker, or None. It is collected when the coordinator reports that the round hangs."""
+    """Stack of the worker, collected when the coordinator reports that the round hangs, or None before."""
     calls: Optional[tuple[GroupCalls, ...]] = None
     """Collectives of the worker, which are collected with the stack, or None if its flight recorder did not answer."""
 
@@ -313,14 +316,14 @@ class Hang:
     stack: tuple[str, ...] = ()
     """Stack of the worker of rank `rank`, innermost frames first, truncated. The pod's log has the whole stack."""
     collective: Optional[HungCollective] = None
-    """Collective that does not complete, or None if no flight recorder shows one."""
+    """Collective that has not completed, or None if the ranks' flight recorders show no such collective."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Straggler:
     """Rank for which the other ranks wait in every step.
 
-    The fields have the measurements of the time at which the rank was first found to be a straggler.
+    The fields contain the measurements from the moment at which the rank was first reported as a straggler.
     """
 
     replica: str
@@ -333,7 +336,7 @@ class Straggler:
 
 @dataclasses.dataclass(frozen=True)
 class Busy:
-    """Seconds in which a worker does not wait for other ranks, summarized over all ranks (see `Heartbeat.busy`)."""
+    """Summary over all ranks of the seconds in which a worker does not wait for other ranks (see `Heartbeat.busy`)."""
 
     coordinator: float
     """Seconds of rank 0."""
@@ -361,16 +364,16 @@ class MemberState:
     leaving: tuple[str, ...] = ()
     """Members that have received a SIGTERM and must depart. Only the coordinator sets this.
 
-    A departing member must know whether its neighbour departs too, because it may then be the only one that has the
+    A departing member must know whether its neighbour departs too. If so, the member may have the only copy of the
     neighbour's state.
     """
     snapshot_step: Annotated[Optional[int], Absent(-1)] = None
     """Step of the newest snapshot of this round whose shards are all copied to another replica.
 
-    Only the coordinator sets this. Snapshots of older rounds may then be deleted.
+    Only the coordinator sets this field. Once it is set, members may delete the snapshots of older rounds.
     """
     durable_parts: tuple[Part, ...] = ()
-    """Shards of this member that are in storage, while `LATEST` does not name their checkpoint yet.
+    """Shards of this member that are in storage and whose checkpoint `LATEST` does not name yet.
 
     Once the shards of all members are in storage, the coordinator publishes the checkpoint.
     """
@@ -382,15 +385,17 @@ class MemberState:
     next_call: Optional[int] = None
     """Number of the first call of should_checkpoint() at which this member's workers can stop, or None.
 
-    It is set during a drain of a user's own command (see `stopping`).
+    The field is set during a drain of a user's own command (see `stopping`).
     """
     saved: Optional[tuple[int, ...]] = None
-    """Steps of the newest snapshots that each worker of this member has saved completely.
+    """Steps of the newest snapshots that every worker of this member has saved completely.
 
-    It is set when the script on this member has finished, otherwise None.
+    The field is None until the script on this member has finished.
     """
     ends_at: Optional[int] = None
-    """Newest step that all members have saved completely. Its state must be in storage at the end of the round.
+    """Newest step that all members have saved completely.
+
+    The state of this step must be in storage when the round ends.
 
     Only the coordinator sets this.
     """
@@ -400,7 +405,7 @@ class MemberState:
     This happens if the command starts a launcher such as torchrun.
     """
     gpu_fault: str = ""
-    """Clause about a GPU of this member that is faulty, or ""."""
+    """Part of a sentence that describes a faulty GPU of this member, or "" if there is none."""
     silent: bool = False
     """True if the member has sent the coordinator no line for DOUBT_SECONDS. Only the coordinator sets this.
 
@@ -438,7 +443,7 @@ class Report:
     stragglers: tuple[Straggler, ...] = ()
     storage: Optional[Storage] = None
     startup_error: str = ""
-    """Sentence about why this agent can never become ready, or ""."""
+    """Sentence that says why this agent can never become ready, or ""."""
     notice: Annotated[Optional[float], Absent(0.0)] = None
     """Grace period in seconds of a SIGTERM that the replica has received, or None if it has received none."""
     warm_start_disabled_reason: str = ""
@@ -447,28 +452,30 @@ class Report:
     A warm start forks the workers from a process that has imported the script's modules.
     """
     warm_start_skipped_modules: str = ""
-    """Modules that each worker imports again, although it was forked from a process with the script's modules, or "".
+    """Modules that each worker must import itself in spite of a warm start from a process with the script's modules.
 
-    The text has the reason for each module.
+    The text is "" if there are none. Otherwise it says why each of these modules was not imported in advance.
     """
     tracking: str = ""
-    """Sentence about why the tool that tracks the run does not accept this replica's records, or ""."""
+    """Sentence that says why the run's tracking tool does not accept this replica's records, or "" if it does."""
     keeps_state: bool = False
     """True if the workers save snapshots, as the bundled trainer and scripts with `trainingjob.State` do."""
     busy: Optional[Busy] = None
-    """Summary of the seconds in which ranks do not wait for others.
+    """Summary of the seconds in which ranks do not wait for others, or None.
 
-    A coordinator sets it if all its workers measure these seconds. Otherwise it is None.
+    A coordinator sets this field if all workers of the round measure these seconds.
     """
     world_mismatch: str = ""
-    """Clause that says how every worker of the round trains in a world of its own, or "". Only a coordinator sets
-    this."""
+    """Part of a sentence that says how every worker of the round trains in a world of its own, or "".
+
+    Only a coordinator sets this field.
+    """
     takes_calls: bool = False
     """True if the operator may send requests on the connection of this stream.
 
     The requests are Prepare, Assign, Release, Drain and Save. The agent answers them between the lines of the stream.
     """
     gpu_fault: str = ""
-    """Clause about a GPU of this replica that is faulty, or ""."""
+    """Part of a sentence that describes a faulty GPU of this replica, or "" if there is none."""
     preflight_failed: bool = False
     """True if the preflight has found a faulty GPU. The replica then never becomes ready."""

@@ -11,7 +11,7 @@ MOST_UNDONE = 16
 
 @dataclasses.dataclass(frozen=True)
 class Undone:
-    """Rollback that makes states invalid: all states of rounds up to `round` that are later than `step`.
+    """Rollback that makes invalid all states of rounds up to `round` whose step is later than `step`.
 
     A round is a period in which a fixed set of replicas trains.
     """
@@ -27,7 +27,7 @@ class Undone:
 def joined(old: Tuple[Undone, ...], more: Undone) -> Tuple[Undone, ...]:
     """Return the rollbacks `old` and `more` together, sorted by round and step.
 
-    A rollback is left out if another one includes the same states.
+    A rollback is left out if another of these rollbacks makes the same states invalid.
     """
     if any(undone.round >= more.round and undone.step <= more.step for undone in old):
         return old

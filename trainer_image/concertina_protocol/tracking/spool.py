@@ -45,7 +45,7 @@ class SpoolWriter:
         self._size = 0
         """Size in bytes of the segment that is being written."""
         self.next = _cursor(folder)
-        """Number of the next record that will be written."""
+        """Number of the record that will be written next."""
         with contextlib.suppress(OSError):
             for segment in _segments(folder)[-1:]:
                 self.next = max(self.next, segment.first + segment.path.read_bytes().count(b"\n"))
@@ -113,13 +113,13 @@ class SpoolReader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.next = _cursor(folder)
-        """Number of the first record that has not been sent."""
+        """Number of the first record that has not been sent to the tracking tool."""
         self.dropped = 0
         """Number of records that the writer deleted before they were sent."""
         self.end = self.next
-        """Number of the next record that will be written."""
+        """Number of the record that the writer will write next."""
         self.begun: list[RoundBegan] = []
-        """Records of the rounds that have begun, as far as the spool still contains them."""
+        """Records of rounds that have begun, if the spool still contains these records."""
         self._scanned = (-1, 0)
         """Position up to which the spool was scanned for rounds: the number of a segment, and a number of bytes in
         it."""
@@ -130,7 +130,10 @@ class SpoolReader:
         return max(0, self.end - self.next)
 
     def look(self) -> None:
-        """Scan the records that were written since the last call: count them, and find the rounds that have begun."""
+        """Scan the records that were written since the last call.
+
+        The scan counts the records, and finds the rounds that have begun.
+        """
         for segment in _segments(self._folder):
             if segment.first < self._scanned[0]:
                 continue

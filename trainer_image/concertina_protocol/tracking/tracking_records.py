@@ -21,7 +21,7 @@ MOST_TEXT = 500
 
 @dataclasses.dataclass(frozen=True)
 class RoundBegan:
-    """Record that a round continues training after `step`. Later steps that older rounds trained are invalid.
+    """Record that a round continues training after `step`. Later steps of older rounds are invalid from then on.
 
     A round is a period in which a fixed set of replicas trains.
     """
@@ -31,9 +31,9 @@ class RoundBegan:
     at: float
     """Time in Unix seconds at which the round began."""
     coordinates: bool
-    """True if this replica coordinates the round, and so writes the records of the round.
+    """True if this replica coordinates the round, so that it writes the round's records.
 
-    If not, the record only says that this replica's records of earlier rounds are complete.
+    If False, the record only says that this replica will write no more records of earlier rounds.
     """
     source: str = ""
     """Source of the round's state, from RestoreSource, or "" if the script restores its state itself."""

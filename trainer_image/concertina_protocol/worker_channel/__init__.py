@@ -4,8 +4,8 @@ The package contains the messages and both ends of the channel. The agent listen
 (CONCERTINA_SOCKET), and each process opens one connection. Each line is a JSON object: {"kind": name in KINDS, "body":
 fields} (`lines`). The first line of a connection says which process it is.
 
-`worker_messages`, `uploader_messages` and `tracker_messages` define the messages of each kind of process. Processes use
-`worker_end`. Agents use `agent_end`, which requires asyncio.
+The modules `worker_messages`, `uploader_messages` and `tracker_messages` contain the messages of each kind of process.
+Processes use the module `worker_end`. Agents use `agent_end`, which requires asyncio.
 """
 
 from concertina_protocol.worker_channel.codec import KINDS, Message, decode, encode

@@ -56,7 +56,7 @@ class AgentEnd:
     def send(self, message: Message) -> None:
         """Send a message to the process at the other end. The message may be buffered and sent later.
 
-        If the process has exited, the message is dropped. The agent learns of the exit in another way.
+        If the process has exited, the message is dropped. The agent learns of the exit when `receive` returns None.
         """
         if not self._closed:
             self._leaving += encode(message)

@@ -1,9 +1,9 @@
 """Rounds of one worker process: the channel through which the bundled trainer or a script enters and leaves rounds.
 
 A round is a period in which a fixed set of replicas trains. The agent's message Leave can arrive while the main thread
-waits in a collective for a rank that is gone. Another thread therefore reads the channel. When Leave arrives, it aborts
-the process groups, so that their collectives raise an error in the main thread. From then on, no message of the round
-leaves the process: each use of the channel raises RoundLeft, in any thread.
+waits in a collective for a rank that is gone. Another thread therefore reads the channel. When Leave arrives, that
+thread aborts the process groups, so that the main thread's collectives raise an error. From then on, no message of the
+round leaves the process: each use of the channel raises RoundLeft, in any thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from concertina_protocol.worker_channel.worker_messages import Enter, Hello, Lea
 ABORT_SECONDS = 0.01
 """Seconds between two aborts of the process groups.
 
-Aborts are repeated, because the main thread may be creating another group during the first one.
+Aborts are repeated, because the main thread may be creating a process group during the first abort.
 """
 CLOSED = "the agent closed its end"
 T = TypeVar("T")
@@ -32,7 +32,7 @@ def _keep(message: Message) -> bool:
 
 
 class RoundLeft(BaseException):
-    """The agent has ended the round.
+    """Exception: the agent has ended the round.
 
     The class does not derive from Exception, so that no `except Exception` in the trainer or in a script catches it.
 
@@ -47,7 +47,7 @@ class RoundChannel:
     """
 
     def __init__(self, end: WorkerEnd, abort: Callable[[], None]) -> None:
-        """Start the thread that reads. `abort` aborts all process groups, and is called from that thread."""
+        """Start the thread that reads the channel. That thread calls `abort` to abort all process groups."""
         self._end, self._abort = end, abort
         self.changed = threading.Condition()
         """Condition that guards all fields of this object, and the data that `handle` changes."""
@@ -56,7 +56,7 @@ class RoundChannel:
         self._round: int | None = None
         """Number of the round that the main thread is in, or None between rounds."""
         self._over = False
-        """True if the round has ended, after which none of its messages may be sent."""
+        """True if the round has ended. Messages of this round may then no longer be sent."""
         self._last_left = -1
         """Number of the latest round that the agent has ended, or -1."""
         self.closed = False
@@ -75,7 +75,7 @@ class RoundChannel:
             raise RoundLeft
 
     def send(self, message: Message) -> None:
-        """Send a message of the round. It can be called in any thread.
+        """Send a message of the round. Any thread may call this method.
 
         Raises:
             RoundLeft: When the round has ended.
@@ -99,7 +99,7 @@ class RoundChannel:
         return messages
 
     def receive(self, kind: type[T]) -> T:
-        """Wait for the next message of type `kind`, and return it. Other messages are kept for `poll`."""
+        """Wait for the next message of type `kind`, and return it. Messages of other types are kept for `poll`."""
         return self._receive(kind, self.check)
 
     def request(self, message: Message, kind: type[T]) -> T:

@@ -23,9 +23,9 @@ class TrackingState:
     """State of the tracking process."""
 
     shipped: int
-    """Number of the first record of the spool that the tracking tool does not have yet."""
+    """Number of the spool's first record that the tracking tool does not have yet."""
     error: str = ""
-    """Sentence about why the last attempt failed, or ""."""
+    """Sentence that says why the last attempt to send records failed, or ""."""
     dropped: int = 0
     """Number of records that were deleted before they were sent, because the spool was full."""
 

@@ -29,12 +29,11 @@ class Probe:
     """
 
     owned: bool = False
-    """True if an earlier check has found that this job owns the folder. The owner is then not checked again."""
+    """True if this job is known to own the folder. In that case, the uploader does not check the owner again."""
     living: Optional[Tuple[str, ...]] = None
-    """Other existing jobs, as in `Assign.living`, or None.
+    """Other existing jobs, as in `Assign.living`, or None to only check the folder's owner.
 
-    With this list, the uploader makes this job the owner of the folder if that is allowed. Without it, the uploader
-    only checks the owner.
+    With this list, the uploader makes this job the owner of the folder if `owner.decide` allows that.
     """
 
 
@@ -49,7 +48,7 @@ class StorageState:
 
 @dataclasses.dataclass(frozen=True)
 class Ship:
-    """Request to upload one shard. If it is repeated, the shard is uploaded again.
+    """Request to upload one shard. A repeated request uploads the shard again.
 
     The answer is Shipped. After a successful upload, the file at `path` is removed.
     """
@@ -66,7 +65,7 @@ class Shipped:
     id: SnapshotId
     shard: int
     error: str = ""
-    """Sentence about why the upload failed, or "" on success. The agent tries again later."""
+    """Sentence that says why the upload failed, or "" on success. The agent tries again later."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +97,7 @@ class Published:
     refused: bool = False
     """True if the checkpoint was refused, because a higher round or another job has written to the folder.
 
-    A retry cannot help.
+    The agent must not retry.
     """
 
 

@@ -1,4 +1,4 @@
-"""End of the channel for a worker, an uploader or a script. It blocks and needs no event loop."""
+"""End of the channel in a worker, an uploader or a script. Calls block, so no event loop is needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Deque, List, Type, TypeVar
 from concertina_protocol.worker_channel.codec import Message, decode, encode
 
 FINISH_SECONDS = 5.0
-"""Seconds that a process waits, after its last message, for the agent to read it."""
+"""Maximum seconds that a process waits, after its last message, until the agent has read that message."""
 T = TypeVar("T")
 
 
@@ -69,10 +69,12 @@ class WorkerEnd:
         return messages
 
     def finish(self) -> None:
-        """Before the process exits, wait until the agent has read all messages. Nothing can be sent afterwards.
+        """Wait until the agent has read all messages.
 
-        Without this call, messages that the agent has not read yet can be lost: this happens if the agent writes to the
-        process after its exit.
+        Call this method before the process exits; nothing can be sent afterwards.
+
+        Without this call, messages that the agent has not read yet are lost if the agent writes to the process after
+        the process has exited.
         """
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)

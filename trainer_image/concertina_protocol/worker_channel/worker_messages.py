@@ -51,9 +51,9 @@ from concertina_protocol import Durable, FailureReason, GroupCalls, JobHistory, 
 from concertina_protocol.codec.typed_json import OpenEnum
 
 ENTERED = "CONCERTINA_ENTERED"
-"""Environment variable with the time (time.perf_counter) at which an existing process became a worker."""
+"""Environment variable with the time (`time.perf_counter`) at which a process that existed before became a worker."""
 BAD_INPUT_EXIT = 78
-"""Exit code EX_CONFIG, with which a worker says that a retry cannot help."""
+"""Exit code EX_CONFIG, by which a worker tells its agent that a retry cannot help."""
 
 # --- worker to agent ------------------------------------------------------------------------------------------------
 
@@ -67,7 +67,10 @@ class Hello:
     traces: bool = False
     """True if the worker supports the message TraceSteps. A worker of an earlier version would fail on it."""
     stays: bool = False
-    """True if the worker's process can continue in the next round. If so, it supports Leave and Enter."""
+    """True if the worker's process can continue in the next round.
+
+    If so, the worker supports the messages Leave and Enter.
+    """
     lists_calls: bool = False
     """True if the worker supports the message ListCalls. A worker of an earlier version would fail on it."""
 
@@ -119,7 +122,7 @@ class Committed:
 
 @dataclasses.dataclass(frozen=True)
 class WantDurable:
-    """Request to upload a shard to storage. Each rank sends it after the same step.
+    """Request to upload a shard to storage. Each rank sends this request after the same step.
 
     `path` is a hard link to the shard's file, which the worker has made for this request.
     """
@@ -199,8 +202,8 @@ class Register:
 class KeepsState:
     """Message that a user's own command saves snapshots by `trainingjob.State`. The bundled trainer always saves them.
 
-    A snapshot is a copy of the training state in node memory. Another replica then copies the snapshots, and the agent
-    uploads checkpoints.
+    After this message, another replica copies the snapshots, and the agent uploads checkpoints. A snapshot is a copy of
+    the training state in node memory.
     """
 
     rank: int
@@ -232,17 +235,17 @@ class Start:
     """Number of workers in the world."""
     uid: str
     durable: Optional[Durable] = None
-    """Checkpoint that LATEST names, as far as the agent knows, or None if it knows of none.
+    """Checkpoint that LATEST names, or None if the agent knows of none.
 
-    If a failure prevented the last checkpoint, the worker can see from this that a checkpoint is due.
+    From the age of this checkpoint, a worker sees that the next one is due, for example after a failure prevented it.
     """
     history: JobHistory = dataclasses.field(default_factory=JobHistory)
     images: Tuple[str, ...] = ()
     """Images of the members' containers, as in Assign."""
     stays: bool = False
-    """True if the worker's process continues in the next round, as its Hello offered.
+    """True if the worker's process continues in the next round, as `Hello.stays` offered.
 
-    An agent of an earlier version does not set this. It waits until the process exits.
+    An agent of an earlier version does not set this field, and waits until the process exits.
     """
 
 
@@ -282,14 +285,17 @@ class Fetched:
     path: str = ""
     """Path of the file.
 
-    It does not change until the worker's round has a snapshot whose shards are all copied to another replica.
+    The file does not change until the worker's round has a snapshot whose shards are all copied to another replica.
     """
     error: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class DrainRequest:
-    """Request to rank 0 to stop all ranks after the same step. If `durable` is set, the state becomes a checkpoint."""
+    """Request to rank 0 to stop all ranks after the same step.
+
+    With `durable`, the state of that step becomes a checkpoint.
+    """
 
     durable: bool
 
@@ -317,7 +323,7 @@ class TraceSteps:
 
 @dataclasses.dataclass(frozen=True)
 class ListCalls:
-    """Question to a worker of a round that hangs: which collectives has it called? The answer is CallList.
+    """Request to a worker, in a round that hangs, for the collectives that it has called. The answer is CallList.
 
     A round is a period in which a fixed set of replicas trains.
     """
@@ -341,7 +347,7 @@ class Registered:
 
 @dataclasses.dataclass(frozen=True)
 class QueryCalls:
-    """Question to a worker, before all ranks are stopped: how many calls of should_checkpoint() has it finished?
+    """Request to a worker, before all ranks are stopped, for the number of finished calls of should_checkpoint().
 
     The answer is CallCount.
     """
@@ -351,7 +357,8 @@ class QueryCalls:
 class StopAtCall:
     """Message that should_checkpoint() must return True at call number `call`, counted from 1.
 
-    The command must then save its state and exit. If it calls the function once more, the call ends the process.
+    The command must then save its state and exit. If the command calls the function once more, the call ends the
+    process.
     """
 
     call: int

@@ -1,4 +1,4 @@
-"""Ancestors of a state: the earlier checkpoints of the rounds that led to the state.
+"""Ancestors of a state: earlier checkpoints, made by the rounds that led to the state.
 
 A round is a period in which a fixed set of replicas trains.
 """
@@ -70,7 +70,7 @@ def _parent(uri: str, key: CheckpointKey, text: bytes | None) -> ParentCheckpoin
 def lineage_of(sidecars: Iterable[StoredSidecar], parent: ParentCheckpoint | None, spec: Mapping[str, Any]) -> Lineage:
     """Return the lineage of a checkpoint: the rounds, data and settings that led to it.
 
-    `sidecars` has the sidecar of each shard, beginning with rank 0. Facts that are the same on all ranks are taken from
+    `sidecars` contains the sidecar of each shard, beginning with rank 0. Facts that are the same on all ranks come from
     the sidecar of rank 0.
     """
     facts = [shard_facts.facts for shard_facts in sidecars]

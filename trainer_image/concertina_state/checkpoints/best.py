@@ -1,10 +1,10 @@
-"""The checkpoint of a run's folder with the lowest evaluation loss.
+"""Best checkpoint of a run's folder: the one with the lowest evaluation loss.
 
-A manifest records the loss that was measured after the checkpoint's own step. With `checkpoint.keepBest`, `LATEST`
-names the best checkpoint too. The same write makes `LATEST` name the newest and the best checkpoint.
+A manifest records the loss that was measured after the checkpoint's own step. With `checkpoint.keepBest`, the object
+`LATEST` names both the newest and the best checkpoint. Both names change in the same write.
 
-Losses can be compared only if they were measured on the same sequences of the same documents. If two checkpoints differ
-in this, the newer one counts as better.
+Losses can be compared only if they were measured on the same sequences of the same documents. If the sequences or
+documents of two checkpoints differ, the newer checkpoint counts as better.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
 
 BEST = "BEST"
-"""Last part of a URI that stands for the best checkpoint of a run's folder."""
+"""Last part of a URI RUN/BEST, which means the best checkpoint of a run's folder."""
 IsVoid = Callable[[str, int, int], Optional[Undone]]
 
 
 def better(best: BestCheckpoint | None, newer: BestCheckpoint | None) -> BestCheckpoint | None:
-    """Return the checkpoint with the lower loss; the older one if the losses are equal."""
+    """Return the checkpoint with the lower loss, or the older checkpoint if the losses are equal."""
     if best is None or newer is None:
         return newer or best
     return newer if newer.of != best.of or newer.loss < best.loss else best
 
 
 def measured(manifest: Manifest) -> BestCheckpoint | None:
-    """Return a checkpoint with its evaluation loss, or None if it has no finite one."""
+    """Return a checkpoint with its evaluation loss, or None if it has no finite evaluation loss."""
     result = manifest.evaluation
     if result is None or result.loss is None:
         return None
@@ -41,7 +41,7 @@ def measured(manifest: Manifest) -> BestCheckpoint | None:
 
 
 def best_of(whole: Iterable[Manifest]) -> BestCheckpoint | None:
-    """Return the best of some checkpoints, which are given oldest first."""
+    """Return the best of some checkpoints, given their manifests, oldest first."""
     best = None
     for manifest in whole:
         best = better(best, measured(manifest))
@@ -65,9 +65,9 @@ def best_in(folder: ObjectPrefix, is_void: IsVoid) -> BestCheckpoint | None:
 
 
 def run_of_best(uri: str) -> ObjectPrefix | None:
-    """Return the run's folder if a URI means the best checkpoint of a run; None if the URI names an ordinary folder.
+    """Return the run's folder if `uri` means the run's best checkpoint, or None if `uri` is an ordinary folder.
 
-    Files of weights may be in a folder with the same name.
+    A folder with files of weights may also have the name BEST.
 
     Raises:
         StorageError: When durable storage can't be read.
@@ -102,7 +102,7 @@ def _never(uid: str, round: int, step: int) -> Undone | None:
 
 
 def still_best(latest: Latest, folder: ObjectPrefix) -> BestCheckpoint | None:
-    """Return the best checkpoint that `LATEST` names. If a rollback has undone it, return the best remaining one.
+    """Return the best checkpoint that `latest` names, or the best remaining one if a rollback has undone it.
 
     Raises:
         StorageError: When durable storage can't be read.

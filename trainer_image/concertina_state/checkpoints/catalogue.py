@@ -26,9 +26,9 @@ THREADS = 4
 
 
 def finished(folder: ObjectPrefix) -> tuple[list[Manifest], list[str]]:
-    """Return the finished checkpoints in a run's folder, oldest first.
+    """Return the finished checkpoints in a run's folder, oldest first, and sentences about unusable ones.
 
-    The second part of the result has a sentence about each checkpoint that can't be used.
+    The second result contains a sentence about each checkpoint that can't be used.
     """
     _, keys = found(folder.entries())
     read, problems = [], []
@@ -41,10 +41,10 @@ def finished(folder: ObjectPrefix) -> tuple[list[Manifest], list[str]]:
 
 
 def named(folder: ObjectPrefix, whole: Sequence[Manifest]) -> tuple[CheckpointKey | None, str]:
-    """Return the checkpoint that the object LATEST in the folder names, and a sentence about what is wrong with LATEST.
+    """Return the checkpoint that the object LATEST names, and a sentence about any problem with LATEST.
 
-    If nothing is wrong, the sentence is "". `whole` has the finished checkpoints. If LATEST does not exist or does not
-    name one of them, the checkpoint is None.
+    Without a problem, the sentence is "". `whole` contains the finished checkpoints. If LATEST does not exist or names
+    none of them, the first result is None.
     """
     try:
         latest = read_latest(folder)
@@ -59,7 +59,7 @@ def named(folder: ObjectPrefix, whole: Sequence[Manifest]) -> tuple[CheckpointKe
 
 
 def undone(folder: ObjectPrefix, manifests: Sequence[Manifest]) -> set[CheckpointKey]:
-    """Return those checkpoints among `manifests` that a rollback has made invalid.
+    """Return the checkpoints among `manifests` that a rollback has made invalid.
 
     The object LATEST in the folder lists the rollbacks. If LATEST cannot be read, the result is empty.
     """
@@ -73,8 +73,8 @@ def undone(folder: ObjectPrefix, manifests: Sequence[Manifest]) -> set[Checkpoin
 def instead_of(damaged: InvalidInput) -> str:
     """Return a sentence that names the newest other checkpoint of the run and says how to continue from it.
 
-    The sentence begins with a space. If the run has no other checkpoint, the sentence says so. If `damaged` is not
-    about a checkpoint, or storage can't be read, the result is "".
+    The result begins with a space. If the run has no other checkpoint, the sentence says that. If the error `damaged`
+    is not about a checkpoint, or storage can't be read, the result is "".
 
     The contents of the other checkpoint are not verified here. The job that continues from it verifies them.
     """
@@ -195,7 +195,7 @@ def to_prune(folder: ObjectPrefix, keep: int, keep_every: int | None) -> list[Ch
 
 
 def prune(folder: ObjectPrefix, keys: list[CheckpointKey]) -> list[CheckpointKey]:
-    """Delete the checkpoints `keys`, and return those that were not deleted because they are being read."""
+    """Delete the checkpoints `keys`. Return the checkpoints that were not deleted because they are being read."""
     entries = folder.entries()
     if not entries:
         return []  # another process has deleted the folder's contents

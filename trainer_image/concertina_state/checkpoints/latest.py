@@ -1,11 +1,11 @@
 """The object `LATEST`, which names the newest checkpoint of a folder, and the rules for changing it.
 
-`LATEST` never moves back to an earlier round or step of a job. A job may replace another job's checkpoint in `LATEST`
-only if the job was started from exactly that checkpoint. Two running jobs therefore can't share a folder (decision
-"Replacement of another job's LATEST").
+`LATEST` never moves back to an earlier round or step of a job. If `LATEST` names a checkpoint of another job, a job may
+change `LATEST` only if it was started from exactly that checkpoint. Two running jobs therefore can't share a folder
+(decision "Replacement of another job's LATEST").
 
-`LATEST` also lists the states that a rollback has undone (see `rollback`). `LATEST` never names such a state again,
-even if the state is published late.
+`LATEST` also lists the states that a rollback has undone (see `rollback`). `LATEST` never names a checkpoint of such a
+state again, even if that checkpoint is published later.
 
 A round is a period in which a fixed set of replicas trains.
 """
@@ -45,9 +45,9 @@ class Latest:
     durable: Optional[Durable]
     """Newest checkpoint, or None if no usable checkpoint is left."""
     manifest: str
-    """Key of the checkpoint's manifest, relative to the folder."""
+    """Key of the manifest of the newest checkpoint, relative to the folder."""
     crc32: int
-    """crc32 of the manifest."""
+    """crc32 of the manifest of the newest checkpoint."""
     undone: tuple[Undone, ...] = ()
     """Ranges of states that rollbacks have made invalid, by increasing round."""
     undone_uid: str = ""
@@ -57,7 +57,7 @@ class Latest:
         return self.undone if uid == self.undone_uid else ()
 
     def voids(self, uid: str, round: int, step: int) -> Undone | None:
-        """Return the rollback that has undone the state of this round and step, or None if none has."""
+        """Return the rollback that has undone the state of this round and step, or None if no rollback has."""
         return next((undone for undone in self.undid(uid) if undone.covers(round, step)), None)
 
 
@@ -74,10 +74,11 @@ def move_latest(
     Args:
         folder: Folder of the run.
         durable: The checkpoint.
-        key: Key of its manifest.
-        crc32: crc32 of its manifest.
-        continued: Checkpoint of another job that this job continued from, or None.
-        best: Function that returns the best checkpoint to name, given the best one that `LATEST` names so far.
+        key: Key of the checkpoint's manifest.
+        crc32: crc32 of the checkpoint's manifest.
+        continued: Checkpoint of another job from which this job continued, or None.
+        best: Function that returns the best checkpoint for `LATEST`, given the best checkpoint that `LATEST` named
+            before.
 
     Raises:
         StorageError: When `LATEST` can't be read or written.
@@ -101,10 +102,11 @@ def move_latest(
 def change_latest(folder: ObjectPrefix, change: Callable[[Latest | None], Latest | None]) -> Latest | None:
     """Change the object `LATEST` by a conditional write, and return its new contents.
 
-    `change` receives the present contents and returns the new ones. If it returns None, `LATEST` is not written.
+    The function `change` receives the present contents and returns the new ones. If `change` returns None, `LATEST` is
+    not written.
 
     Raises:
-        StorageError: When `LATEST` can't be read or written, or other writers change it each time.
+        StorageError: When `LATEST` can't be read or written, or when other writers change `LATEST` before each attempt.
     """
     for _ in range(10):
         current, version = _read_latest(folder)
@@ -138,9 +140,9 @@ def check_fence(ours: Durable, continued: Continued | None, latest: Latest | Non
 def check_round(ours: Durable, latest: Latest | None) -> None:
     """Check that this job may publish the checkpoint `ours`, given the present contents of `LATEST`.
 
-    A checkpoint of an earlier round may be published until a later round has published one. To prevent this, each round
-    would have to begin with a write to storage. No round could then begin while storage is unavailable (decision "No
-    fence at the start of a round").
+    A checkpoint of an earlier round may be published until a later round has published one. To prevent such a
+    publication, each round would have to begin with a write to storage, and no round could begin while storage is
+    unavailable (decision "No fence at the start of a round").
 
     Raises:
         Fenced: When a rollback has undone the state, or `LATEST` names a checkpoint of a later round or step.
@@ -165,7 +167,7 @@ def _identity(durable: Durable) -> tuple[str, int, int]:
 
 
 def read_latest(folder: ObjectPrefix) -> Durable | None:
-    """Return the checkpoint that the object `LATEST` names, or None if `LATEST` does not exist or names none.
+    """Return the checkpoint that `LATEST` names, or None if `LATEST` does not exist or names no checkpoint.
 
     Raises:
         StorageError: When `LATEST` can't be read.

@@ -46,7 +46,7 @@ class CheckpointKey:
 
     @staticmethod
     def of(key: str) -> tuple[CheckpointKey, str] | None:
-        """Return the checkpoint to which an object belongs, and the object's key within the checkpoint's folder.
+        """Return the key of an object's checkpoint, and the object's key within that checkpoint's folder.
 
         The result is None if the object belongs to no checkpoint.
         """
@@ -55,7 +55,7 @@ class CheckpointKey:
 
     @staticmethod
     def named_by(record: Durable | BestCheckpoint | Continued) -> CheckpointKey:
-        """Return the checkpoint that a record names."""
+        """Return the key of the checkpoint that a record names."""
         return CheckpointKey(record.uid, record.round, record.step)
 
 
@@ -73,7 +73,7 @@ class ShardFile:
     size: int
     crc32: int
     header_size: int
-    """Bytes before the tensor data."""
+    """Number of bytes in the file before the tensor data."""
     header_crc32: int
 
 
@@ -84,9 +84,10 @@ class StoredSidecar:
     part: ShardFile
     facts: ShardMetadata
     blocks: tuple[int, ...]
-    """Checksums of the blocks of BLOCK bytes. Each is the crc32 of the file from its beginning to the end of the block.
+    """Running checksum at the end of each block of BLOCK bytes.
 
-    So the last one is the crc32 of the whole file.
+    Each checksum is the crc32 of the file from its beginning to the end of the block, so the last checksum is that of
+    the whole file.
     """
 
 
@@ -96,7 +97,7 @@ class Code:
 
     commit: str = ""
     image: str = ""
-    """Image as named in the pod's template, including its digest if the template has one."""
+    """Image as the pod's template names it, including the digest if the template contains one."""
     python: str = ""
     libraries: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -110,11 +111,11 @@ class EvaluationResult:
     sets: Mapping[str, Optional[float]] = dataclasses.field(default_factory=dict)
     """Mean loss of each named set."""
     of: str = ""
-    """Digest of what was evaluated. Losses with different digests can't be compared."""
+    """Digest of the documents and settings of the evaluation. Losses with different digests can't be compared."""
 
     @staticmethod
     def after(step: int, evaluations: Evaluations) -> EvaluationResult | None:
-        """Return the evaluation result of a checkpoint's step; None if the last evaluation was of another step."""
+        """Return the evaluation result of a checkpoint's step, or None if a different step was evaluated last."""
         if not step or evaluations.step != step:
             return None
         return EvaluationResult(evaluations.loss, evaluations.sets, evaluations.of)
@@ -150,10 +151,11 @@ class Manifest:
     undone: tuple[Undone, ...] = ()
     """Ranges of states that rollbacks had undone before this checkpoint was written.
 
-    Each range has a round and a step: the states of this and earlier rounds that are later than the step are invalid.
+    Each range consists of a round and a step. It covers the states of this round and of earlier rounds that are later
+    than the step.
     """
     frozen: Optional[FrozenWeights] = None
-    """Weights that belong to the state and are stored elsewhere, or None if the shards have all weights."""
+    """Weights of the state that are stored elsewhere, or None if the shards contain all weights."""
     lineage: Lineage = Lineage()  # noqa: RUF009 (frozen)
     """Rounds, data and settings that led to the checkpoint."""
     evaluation: Optional[EvaluationResult] = None
@@ -191,8 +193,8 @@ def running_crc32(blocks: Iterable[memoryview], ends: MutableSequence[int]) -> I
     """Yield the blocks of a file, and append the crc32 of the file up to the end of each block to `ends`.
 
     A single read of the file computes the checksums of the file and of its blocks (decision "Running checksums of
-    blocks"). A restore with another number of ranks reads only parts of a file, and verifies them by the checksums of
-    the blocks.
+    blocks"). A restore with a different number of ranks reads only parts of a file, and verifies these parts by the
+    checksums of their blocks.
     """
     value = 0
     for block in blocks:
@@ -237,7 +239,7 @@ def about_this_process() -> tuple[str, Code]:
 def spec_of_this_job() -> dict[str, Any]:
     """Return the job's spec, assembled from the environment variables that the operator sets.
 
-    The result is empty if the operator has not set them.
+    The result is empty if these variables are not set.
     """
     spec = _object(os.environ.get("CONCERTINA_SPEC"))
     if not spec:

@@ -49,7 +49,7 @@ class Owner:
 
 
 class Ownership(enum.Enum):
-    """Ways in which a job may use a checkpoint folder: for example, it already owns the folder."""
+    """Relation between a job and a checkpoint folder, which decides how the job may use the folder."""
 
     OWNS = "Owns"
     CREATE = "Create"
@@ -92,10 +92,10 @@ def decide(owner: Owner | None, job: Owner, living: Collection[str] | None, take
 
 
 def look(folder: ObjectPrefix, job: Owner, take_over: str) -> bool:
-    """Return whether the job `job` already owns the folder. Nothing is written to storage.
+    """Return whether `job` already owns the folder. The function writes nothing to storage.
 
     Raises:
-        NotOwner: When the job must not become the owner.
+        NotOwner: When another job owns the folder and `job` must not replace it.
         StorageError: When durable storage can't be read.
     """
     owner, _ = _read(folder)
@@ -130,9 +130,9 @@ def claim(folder: ObjectPrefix, job: Owner, living: Collection[str], take_over: 
 
 
 def took_over_from(folder: ObjectPrefix, uid: str) -> str:
-    """Return the uid of the earlier job whose checkpoint `LATEST` named when this job became the owner of the folder.
+    """Return the uid of the job whose checkpoint `LATEST` named when the job `uid` became the owner of the folder.
 
-    The result is "" if this job is not the owner, or if `LATEST` named no checkpoint.
+    The result is "" if the job `uid` is not the owner, or if `LATEST` named no checkpoint.
 
     Raises:
         StorageError: When durable storage can't be read.
@@ -142,7 +142,7 @@ def took_over_from(folder: ObjectPrefix, uid: str) -> str:
 
 
 def _check_conditional(folder: ObjectPrefix, text: bytes) -> None:
-    """Check that the store refuses to create an object that exists.
+    """Check that the store refuses a conditional request to create an object that already exists.
 
     Some stores ignore this condition, and overwrite the object.
 

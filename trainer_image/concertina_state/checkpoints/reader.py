@@ -22,15 +22,17 @@ from concertina_state.objects.prefix import Missing, NoFolder, ObjectPrefix, Sto
 from concertina_state.objects.retry import GRACE, tries
 
 Span = tuple[int, int]
-"""Range of bytes of a file: begin, and the end after the last byte."""
+"""Range of bytes of a file: offset of the first byte, and offset after the last byte."""
 
 
 class StoredShard:
-    """Shard of a checkpoint, of which any byte ranges can be read."""
+    """Shard of a checkpoint, from which arbitrary byte ranges can be read."""
 
     batch_bytes = 16 * BLOCK
-    """Preferred bytes per request. It is a multiple of BLOCK, and large enough for several parallel requests to the
-    store."""
+    """Preferred number of bytes per request.
+
+    The number is a multiple of BLOCK, and large enough for several parallel requests to the store.
+    """
 
     def __init__(self, folder: ObjectPrefix, file: ShardFile) -> None:
         self._folder, self.file = folder, file
@@ -42,7 +44,7 @@ class StoredShard:
 
         Raises:
             InvalidInput: When the header is damaged.
-            StorageError: When it can't be read.
+            StorageError: When the header can't be read.
         """
         data = memoryview(bytearray(self.file.header_size))
         self._read_checked(0, [data], lambda views: _crc32(views, 0) == self.file.header_crc32)
@@ -56,7 +58,7 @@ class StoredShard:
 
         Raises:
             InvalidInput: When the file is damaged.
-            StorageError: When it can't be read.
+            StorageError: When the file can't be read.
         """
         buffers = [memoryview(bytearray(end - begin)) for begin, end in ranges]
         self.read_into([(begin, target) for (begin, _), target in zip(ranges, buffers)])
@@ -70,7 +72,7 @@ class StoredShard:
 
         Raises:
             InvalidInput: When the file is damaged.
-            StorageError: When it can't be read.
+            StorageError: When the file can't be read.
         """
         for run in _runs(parts):
             begin = run[0][0] // BLOCK * BLOCK
@@ -94,7 +96,7 @@ class StoredShard:
 
     @cached_property
     def _ends(self) -> tuple[int, ...]:
-        """Running checksums of the shard's file: its crc32 up to the end of each block.
+        """Running checksums of the shard's file: the crc32 of the file up to the end of each block.
 
         Raises:
             DamagedInput: When the sidecar is damaged, or does not match the manifest.
@@ -143,7 +145,7 @@ class StoredShard:
         """Check that the checkpoint has not been deleted. Deletion begins with the manifest.
 
         Raises:
-            StorageError: When the checkpoint was deleted. The message advises to use another one.
+            StorageError: When the checkpoint was deleted. The message advises to use another checkpoint.
         """
         if self._folder.get(manifests.NAME) is None:
             raise _gone(self._folder.uri)
@@ -246,7 +248,7 @@ def _runs(parts: Sequence[tuple[int, memoryview]]) -> Iterator[list[tuple[int, m
 
 
 def _covering(run: Sequence[tuple[int, memoryview]], begin: int, end: int) -> list[memoryview]:
-    """Return memory for all bytes from `begin` to `end` of a file, as views that follow one another.
+    """Return memory for the bytes from `begin` to `end` - 1 of a file, as consecutive views.
 
     The bytes of the requested parts (`run`) go into the memory of these parts. The bytes between the parts go into new
     buffers.

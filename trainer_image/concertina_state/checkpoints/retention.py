@@ -1,10 +1,10 @@
 """Retention of checkpoints. A checkpoint is not deleted while it is being read.
 
-Before a reader reads the manifest, it creates a lease, which is an object in `<checkpoint>/readers/`. A process that
-deletes a checkpoint first removes the manifest and then looks for leases. If it finds a lease, it puts the manifest
-back. There are then only two cases: the reader finds no manifest and uses a newer checkpoint, or the deleting process
-finds the lease (decision "Readers of checkpoints hold leases"). A lease expires after six hours, in case its reader has
-died.
+Before reading the manifest, a reader creates a lease, which is an object in `<checkpoint>/readers/`. A process that
+deletes a checkpoint first removes the manifest and then looks for leases. If the process finds a lease, it puts the
+manifest back. Only two cases are therefore possible: the reader finds no manifest and uses a newer checkpoint, or the
+deleting process finds the lease (decision "Readers of checkpoints hold leases"). A lease expires after six hours, in
+case its reader has died.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ READERS = "readers"
 
 @dataclasses.dataclass(frozen=True)
 class Keeping:
-    """Rules for which of a job's checkpoints to keep in storage, and which to delete."""
+    """Rules that say which checkpoints of a job to keep in storage."""
 
     newest: int
     every: int | None = None
-    """If set, the first checkpoint in each interval of this many steps is kept."""
+    """Interval in steps, or None. The first checkpoint in each interval is kept."""
     back: tuple[int, ...] = ()
-    """Numbers of steps that a rollback may go back.
+    """Numbers of steps by which a rollback may go back.
 
     For each number n, the newest checkpoint that is at least n steps older than LATEST is kept, in addition to the
-    `newest` ones.
+    `newest` checkpoints.
     """
     best: CheckpointKey | None = None
     """Checkpoint with the lowest evaluation loss, which is kept, or None."""
@@ -55,8 +55,7 @@ def doomed(
     - A checkpoint that a rollback has undone is kept only if `latest` is this checkpoint.
     - Shards of an unfinished checkpoint are kept as long as no newer checkpoint is finished. Until then, the checkpoint
       can still be finished.
-    - Checkpoints whose uid differs from that of `latest` are from a job that this job continued from. They count as
-      older.
+    - A checkpoint whose uid differs from that of `latest` is from a job that this job continued, and counts as older.
     """
     rollbacks, age = tuple(undone), functools.partial(_age, latest)
 
@@ -93,10 +92,10 @@ def _milestones(ordered: list[CheckpointKey], every: int) -> Iterator[Checkpoint
 def sweep(
     folder: ObjectPrefix, latest: Durable, before: Collection[str], undone: Iterable[Undone], keeping: Keeping
 ) -> list[CheckpointKey]:
-    """Delete the checkpoints of this job that `keeping` does not require, and return them. Never delete the best one.
+    """Delete the checkpoints of this job that `keeping` does not require, except the best one, and return them.
 
-    `before` has the uids of earlier jobs whose checkpoints are deleted by the same rules: the job that this job
-    continued from, and the job that had the best checkpoint until now.
+    `before` contains the uids of earlier jobs whose checkpoints are deleted by the same rules: the job that this job
+    continued, and the job of the previous best checkpoint.
     """
     entries = folder.entries(latest.uid)
     drafts = list(folder.drafts(latest.uid))
@@ -119,7 +118,7 @@ def sweep(
 def _passed(key: str, latest: CheckpointKey) -> bool:
     """Return whether a checkpoint is older than `latest`, the checkpoint from which the job continues.
 
-    If such a checkpoint is not finished yet, it can't be finished any more.
+    If such a checkpoint is unfinished, no process can finish it any more.
     """
     where = CheckpointKey.of(key)
     return where is not None and _age(latest, where[0]) < _age(latest, latest)
@@ -132,9 +131,9 @@ def found(entries: Mapping[str, ObjectEntry]) -> tuple[set[CheckpointKey], set[C
 
 
 def since(entries: Mapping[str, ObjectEntry], key: str) -> set[CheckpointKey]:
-    """Return the checkpoints with an object that was not written before the object `key`.
+    """Return the checkpoints with an object that is not older than the object `key`.
 
-    The times are by the store's clock.
+    Ages are measured by the store's clock.
     """
     written_at = entries[key].at if key in entries else None
     written_keys = (
@@ -170,8 +169,8 @@ def _leased(folder: ObjectPrefix, here: str, now: datetime.datetime) -> bool:
 def lease(folder: ObjectPrefix) -> Iterator[None]:
     """Hold a lease on a checkpoint while it is being read. `folder` is the checkpoint's own folder.
 
-    A reader without write permission reads without a lease. If the checkpoint is deleted meanwhile, the reader gets an
-    error that advises to try again.
+    A reader without write permission reads without a lease. If the checkpoint is deleted during the read, the reader
+    gets an error that advises to try again.
     """
     key = f"{READERS}/{secrets.token_hex(8)}"
     try:

@@ -1,8 +1,8 @@
-"""Rollback in durable storage.
+"""Effect of rollbacks on checkpoints in durable storage.
 
 A rollback undoes the checkpoints after a step. Afterwards, `LATEST` names the newest checkpoint that was not undone.
-`LATEST` also lists the rollback, because an undone checkpoint may be published late (decision "LATEST lists the
-rollbacks").
+`LATEST` also lists the rollback, because an undone checkpoint may be published after the rollback (decision "LATEST
+lists the rollbacks").
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from concertina_state.objects.prefix import ObjectPrefix
 def undo(folder: ObjectPrefix, uid: str, undone: Undone) -> Durable | None:
     """Apply a rollback to the object `LATEST`, and return the checkpoint that `LATEST` names afterwards.
 
-    If `LATEST` names a checkpoint of this job that the rollback has undone, `LATEST` is changed to the newest
-    checkpoint that remains. `LATEST` also records the rollback, so that it never names an undone checkpoint later. If
-    `LATEST` is already at a later round, nothing is changed. The call may be repeated.
+    If `LATEST` names a checkpoint of this job that the rollback has undone, `LATEST` is changed to name the newest
+    remaining checkpoint. `LATEST` also lists the rollback, so that it never names an undone checkpoint later. If
+    `LATEST` already names a checkpoint of a later round, nothing is changed. The call may be repeated.
 
     Raises:
         StorageError: When durable storage can't be read or written.
@@ -58,8 +58,8 @@ def undo(folder: ObjectPrefix, uid: str, undone: Undone) -> Durable | None:
 def go_back(uri: str, uid: str, *undone: Undone, damaged: Collection[str] = ()) -> Durable | None:
     """Return the newest checkpoint that no rollback has undone, or None if none is left.
 
-    The checkpoint belongs to this job, or else to the job that this job continued from. `damaged` has the URIs of
-    checkpoints to skip.
+    The checkpoint belongs to the job `uid` or, if this job has none, to the job that it continued. `damaged` contains
+    the URIs of checkpoints to skip.
 
     Raises:
         StorageError: When durable storage can't be read.
@@ -73,11 +73,11 @@ def go_back(uri: str, uid: str, *undone: Undone, damaged: Collection[str] = ()) 
 def before_damaged(damaged: DamagedInput, uri: str, uid: str, restore: Restore) -> Rollback | None:
     """Return the rollback from a damaged checkpoint to the newest usable one before it.
 
-    `checkpoint.onDamage: UsePrevious` requests this. `uid` and `restore` are those of the round that read the damaged
-    file.
+    The setting `checkpoint.onDamage: UsePrevious` requests such a rollback. `uid` and `restore` are those of the round
+    that read the damaged file.
 
-    The result is None if the damaged file is not part of a checkpoint in the job's own folder `uri`. It is then part of
-    the training data, or of a checkpoint elsewhere that the spec names.
+    The result is None if the damaged file is not part of a checkpoint in the job's own folder `uri`. In that case, the
+    file is part of the training data, or of a checkpoint elsewhere that the spec names.
 
     Raises:
         DamagedInput: When no other checkpoint is left.
@@ -104,7 +104,7 @@ def usable(durable: Durable, uid: str, restore: Restore) -> Durable | None:
     the newest usable checkpoint before it.
 
     Raises:
-        DamagedInput: When no checkpoint is left, and some of them are damaged.
+        DamagedInput: When no usable checkpoint is left, and at least one checkpoint is damaged.
         StorageError: When durable storage can't be read.
     """
     if not restore.bars(durable, uid):
@@ -117,7 +117,7 @@ def usable(durable: Durable, uid: str, restore: Restore) -> Durable | None:
 
 
 def none_left(damaged: Sequence[str]) -> DamagedInput:
-    """Return the error for a run of which all checkpoints are damaged or undone.
+    """Return the error for a run whose checkpoints are all damaged or undone.
 
     The error ends the run. Only a user may decide to start it again from step 0.
     """
@@ -130,7 +130,7 @@ def none_left(damaged: Sequence[str]) -> DamagedInput:
 def newest(folder: ObjectPrefix, uid: str, undone: tuple[Undone, ...], damaged: Collection[str] = ()) -> Latest | None:
     """Return contents of `LATEST` that name the newest usable checkpoint, or None if there is no usable checkpoint.
 
-    The checkpoint is of this job, or else of the job that this job continued from.
+    The checkpoint is of the job `uid` or, if this job has none, of the job that it continued.
     """
     _, finished = found(folder.entries(uid))
     ours = sorted(_not_void(finished, undone), key=_age, reverse=True)
@@ -151,11 +151,11 @@ def newest(folder: ObjectPrefix, uid: str, undone: tuple[Undone, ...], damaged: 
 def _before(
     folder: ObjectPrefix, uid: str, finished: Iterable[CheckpointKey], undone: Sequence[Undone]
 ) -> list[CheckpointKey]:
-    """Return checkpoints of the earlier job that this job continued from, in order of preference.
+    """Return checkpoints of the earlier job that the job `uid` continued, in order of preference.
 
-    The result has the checkpoint that this job continued from, and older ones. A rollback to a step makes all later
-    steps suspect. The checkpoints that are not later than the step of any rollback in `undone` therefore come first,
-    newest first. All other checkpoints follow, also newest first.
+    The result contains the checkpoint from which the job `uid` continued, and older ones. A rollback to a step makes
+    all later steps suspect. The checkpoints that are not later than the step of any rollback in `undone` therefore come
+    first, newest first. All other checkpoints follow, also newest first.
     """
     ours = _readable(folder, sorted(finished, key=_age, reverse=True))
     continued = next((manifest.continued for _, _, manifest in ours), None)

@@ -1,8 +1,8 @@
 """Planning of a restore: which bytes of which shards contain the requested boxes of tensors.
 
 A box is a rectangular part of a global tensor. A saved state consists of boxes, each of which is in the shard of the
-rank that saved it. A restore with another number of ranks requests other boxes of the same tensors. The whole plan is
-made before a byte is read.
+rank that saved it. A restore with a different number of ranks requests different boxes of the same tensors. The whole
+plan is made before any byte is read.
 
 A plan is a list of ReadItem, as in the planner of torch.distributed.checkpoint. That planner is not used here, because
 it requires torch, does not compute byte ranges, and reads a replicated box once for each replica.
@@ -36,7 +36,7 @@ class Box:
         return math.prod(self.shape)
 
     def common(self, second: Box) -> Box | None:
-        """Return the box of the elements that are in both this box and `second`, or None if there are none."""
+        """Return the box of the elements that this box and `second` share, or None if they share none."""
         begins = tuple(map(max, self.offsets, second.offsets))
         shape = tuple(
             min(a + n, b + m) - begin
@@ -66,10 +66,10 @@ class Box:
 
 @dataclasses.dataclass(frozen=True)
 class ReadItem:
-    """Contiguous bytes to read from a shard's file: whole rows of a stored box (rectangular part of a tensor).
+    """Contiguous bytes of a shard's file to read: whole rows of a stored box (rectangular part of a tensor).
 
-    A row is the part of the box at one index of the first dimension. `target` is a requested chunk. `box` has the
-    elements of these rows that belong to `target`.
+    A row is the part of the stored box at one index of the first dimension. `target` is a requested chunk. `box` is the
+    box of those elements of the rows that belong to `target`.
     """
 
     shard: int
@@ -85,7 +85,7 @@ class ReadItem:
         return self.rows.elements * ITEM_SIZES[self.dtype]
 
     def split(self, most: int) -> Iterator[ReadItem]:
-        """Divide the item into items whose bytes do not cross a multiple of `most` in the file, and yield these.
+        """Divide the item into items whose bytes do not cross a multiple of `most` in the file, and yield them.
 
         An item always has whole rows. If a row is longer than `most` bytes, its item is therefore longer too.
         """
@@ -107,7 +107,7 @@ class ReadItem:
 @dataclasses.dataclass(frozen=True)
 class ReadPlan:
     items: tuple[ReadItem, ...]
-    """Items to read. Together they contain each requested element that is stored."""
+    """Items to read. Together, the items contain all requested elements that are stored in any shard."""
     lacking: tuple[tuple[Chunk, Box], ...] = ()
     """Requested elements that no shard stores, as pairs of the requested chunk and the box of the elements."""
 
@@ -148,7 +148,7 @@ class ReadPlan:
     def batches(self, shard: int, most: int) -> Iterator[list[ReadItem]]:
         """Yield batches of the items of one shard, in the order of the file.
 
-        A batch has the items that begin between two multiples of `most` bytes of the file.
+        A batch consists of the items that begin between two consecutive multiples of `most` bytes in the file.
         """
         items = sorted(self._by_shard.get(shard, ()), key=lambda item: item.begin)
         parts = itertools.chain.from_iterable(item.split(most) for item in items)
@@ -159,8 +159,8 @@ class ReadPlan:
 def reads(headers: Mapping[int, Header], chunks: Sequence[Chunk]) -> ReadPlan:
     """Plan which bytes of which shards to read for the requested chunks.
 
-    `headers` has the header of each shard, by the shard's number. Elements that several shards store are read from the
-    first of these shards. The stored dtype may differ from the requested one.
+    `headers` contains the header of each shard, keyed by the shard's number. Elements that several shards contain are
+    read from the first of these shards. The stored dtype may differ from the requested dtype.
     """
     by_name: dict[str, list[tuple[int, StoredChunk]]] = {}
     for shard, header in headers.items():

@@ -1,7 +1,7 @@
 """Format of a shard file: the part of a state that one rank saves, as a safetensors file.
 
-The file has the same bytes in node memory, on a peer and in durable storage, so an upload is a plain copy (decision "A
-snapshot slot is a safetensors file"). This module does not import torch.
+The file has the same bytes in node memory, in the memory of another replica's node, and in durable storage, so an
+upload is a plain copy (decision "A snapshot slot is a safetensors file"). This module does not import torch.
 
 A file consists of three parts: 8 bytes with the length of the header, the JSON header padded with blanks to a multiple
 of 64 bytes, and the tensor bytes. The header's `__metadata__` has these keys:
@@ -55,7 +55,7 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True)
 class Continued:
-    """Checkpoint of another job that this job continued from.
+    """Checkpoint of another job from which this job continued.
 
     If `LATEST` in this job's folder names this checkpoint, this job may make `LATEST` name a checkpoint of its own.
     """
@@ -91,7 +91,7 @@ class Evaluations:
     """Results of a run's evaluations up to a state. A loss is None if it is not finite."""
 
     of: str = ""
-    """Digest of what was evaluated: the documents, their sequences, and which weights.
+    """Digest of the evaluated documents, their sequences, and which weights were evaluated.
 
     Losses with different digests can't be compared.
     """
@@ -107,15 +107,15 @@ class Evaluations:
     reference: Optional[float] = None
     """Loss of the last evaluation that counts as an improvement (see `evaluation_history`)."""
     without_improvement: int = 0
-    """Number of evaluations since then."""
+    """Number of evaluations since the last improvement."""
     token_accuracy: Optional[float] = None
-    """Token accuracy of the last evaluation, or None if it has none (see `Evaluated`)."""
+    """Token accuracy of the last evaluation, or None if the evaluation has no token accuracy (see `Evaluated`)."""
     bits_per_byte: Optional[float] = None
     """Bits per byte of the last evaluation, or None if they are not known."""
     set_token_accuracies: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Token accuracy of each named set in the last evaluation."""
     set_bits_per_byte: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Bits per byte of each named set for which they are known."""
+    """Bits per byte of each named set for which this number is known."""
 
 
 MOST_SETS = 8
@@ -124,13 +124,15 @@ LONGEST_SET_NAME = 32
 
 @dataclasses.dataclass(frozen=True)
 class FrozenWeights:
-    """Weights that training does not change, and that are files in storage instead of a part of the saved state."""
+    """Weights that training does not change and that are read from files in storage, not from the saved state."""
 
     uri: str
     """File or folder of safetensors files."""
     digest: str = ""
-    """Digest of the values of all frozen weights, which is the same in every layout. It is empty before they are read
-    for the first time."""
+    """Digest of the values of all frozen weights, which is the same in every layout.
+
+    The digest is empty until the weights have been read for the first time.
+    """
 
 
 MOST_URI = 1024
@@ -148,17 +150,17 @@ class ShardMetadata:
     config: str
     """Digest of the trainer's configuration."""
     data: str
-    """Digest of the data set's manifest. With other data, a position would mean other samples."""
+    """Digest of the data set's manifest. With different data, a position would refer to different samples."""
     continued: Optional[Continued] = None
     skipped: Ranges = ()
     """Positions of the data that the run has skipped."""
     trend: Trend = Trend()
     origin: Origin = Origin()  # noqa: RUF009 (frozen)
     frozen: Optional[FrozenWeights] = None
-    """Weights that a restore reads in addition to the state, or None if the state has all weights."""
+    """Weights that a restore reads in addition to the state, or None if the state contains all weights."""
     evaluations: Evaluations = Evaluations()
     waited_for: bool = False
-    """True if a script waits until this snapshot is saved. The snapshot may be that of the script's last step."""
+    """True if a script waits until this snapshot is saved, so that it may be the snapshot of the script's last step."""
     loss_scale: LossScale = LossScale()
 
 
@@ -185,7 +187,7 @@ class Layout:
     """
 
     def __init__(self, chunks: Sequence[Chunk], trainer: str = "") -> None:
-        """Assign a place to each chunk. `trainer` is the configuration of the bundled trainer as JSON."""
+        """Assign a position in the file to each chunk. `trainer` is the bundled trainer's configuration as JSON."""
         self._trainer = f', "trainer": {json.dumps(trainer)}' if trainer else ""
         self.chunks = sorted(chunks, key=lambda chunk: (-ITEM_SIZES[chunk.dtype], chunk.name))
         entries, self._offsets, end = [], [], 0
@@ -220,7 +222,7 @@ class Layout:
         return [self.data_begin + offset for offset in self._offsets]
 
     def header(self, metadata: ShardMetadata) -> bytes:
-        """Return the header of a file with this layout: its first `data_begin` bytes, with `metadata`."""
+        """Return the header of a file with this layout and `metadata`: the first `data_begin` bytes of the file."""
         return struct.pack("<Q", self.data_begin - 8) + self._json(metadata).ljust(self.data_begin - 8)
 
     def _json(self, metadata: ShardMetadata) -> bytes:
@@ -314,7 +316,7 @@ def counts(value: Any) -> tuple[int, ...]:
 
 
 def data_begin(entry: dict[str, Any]) -> int:
-    """Return the offset of a tensor's first byte, counted from the end of the header.
+    """Return the offset of the first byte of a tensor's data, counted from the end of the file's header.
 
     The size of the tensor in the file is checked against its shape.
 
@@ -330,9 +332,9 @@ def data_begin(entry: dict[str, Any]) -> int:
 
 
 def layout_digest(wholes: Sequence[tuple[str, str, tuple[int, ...]]], cut: str) -> str:
-    """Return a digest of how a state is laid out.
+    """Return a digest of the arrays of a state and of their division among ranks.
 
-    It covers the names, dtypes and global shapes of all tensors of the state, and the description `cut` of how ranks
-    divide the tensors.
+    The digest covers the names, dtypes and global shapes of all tensors of the state, and the description `cut` of the
+    division.
     """
     return hashlib.sha256(json.dumps([sorted(wholes), cut]).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Writer of a file whose contents arrive in pieces. Threads write and sync while the caller produces more pieces."""
+"""Writer of a file whose contents arrive in pieces, which threads write and sync in the background."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 MOST_WAITING = 4
-"""Maximum number of pieces that wait to be written. A caller that is faster has to wait, so memory use is bounded."""
+"""Maximum number of pieces that wait to be written.
+
+A caller that produces pieces faster has to wait, so that memory use is bounded.
+"""
 SYNC = 32 << 20
 """Number of bytes after which a thread starts to sync the file, unless an earlier sync is still running.
 

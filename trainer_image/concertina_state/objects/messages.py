@@ -1,7 +1,7 @@
 """Error messages for failed requests to object stores.
 
-A message says what happened, why, and what to do. A flag beside the message says whether the store refused the request;
-otherwise the store was unreachable.
+A message says what happened, why, and what to do. A flag accompanies the message: it says whether the store refused the
+request or was unreachable.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from concertina_state.objects.stores import StoreKind
 NO_HOLDER = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
 """Texts in errors that mean that a bucket or container does not exist."""
 NOT_ALLOWED = ("Permission denied", "Read-only file system")
-"""Texts in errors of the file system that mean that a place is not writable."""
+"""Texts in errors of the file system that mean that a file or folder is not writable."""
 DENIED = ("401 Unauthorized", "403 Forbidden", "<Code>ExpiredToken<", "<Code>InvalidToken<")
 SHORT = ("416 ", "Requested range was invalid")
 """Texts in errors that mean that an object ends before the requested range."""
 NO_CREDENTIALS = ("169.254.169.254", "metadata.google.internal")
-"""Addresses of metadata servers. A client asks them for the machine's credentials if no others are configured."""
+"""Addresses of metadata servers, from which a client requests credentials if no other credentials are configured."""
 IDENTITY = ("sts.amazonaws.com/doc", "Failed to read token file", "Error performing token request")
 """Texts in errors that mean that an identity's token was not exchanged for credentials."""
 UNREACHABLE = ("error sending request", "onnect", "dns error", "timed out")
 CUT_OFF = ("error sending request", "request or response body error")
 OPEN = "open"
-"""Name for the action of opening a store. Opening sends no request, so an error in it comes from the settings."""
+"""Name of the action of opening a store, in messages.
+
+Opening a store sends no request, so an error is caused by the settings.
+"""
 MOST = 300
-"""Maximum characters of a store's own message."""
+"""Maximum length, in characters, of the store's own message within a message."""
 
 
 class StoreMessage(NamedTuple):
@@ -44,7 +47,8 @@ class StoreMessage(NamedTuple):
 class RefusalRule:
     """Rule that selects the error message for a refused request.
 
-    A rule applies if one of its `signs` is in the text of the store's error. The first rule that applies is used.
+    A rule applies if the text of the store's error contains one of the rule's `signs`. The first rule that applies is
+    used.
     """
 
     signs: tuple[str, ...]
@@ -151,7 +155,7 @@ def _any(signs: tuple[str, ...], text: str) -> bool:
 
 
 def _reason(text: str) -> str:
-    """Return the store's own message from the text of an error, or the text's first line."""
+    """Return the store's own message from the text of an error, or the first line of the text."""
     message = re.search(r"<Message>([^<]*)</Message>", text)
     line = message[1] if message else (text.splitlines() or [""])[0]
     return re.sub(r"^Generic \w+ error: ", "", line).strip(" .")[:MOST]

@@ -1,4 +1,4 @@
-"""Access to the objects below a URI. Messages of errors say what to do."""
+"""Access to the objects below a URI. Error messages say what the user can do."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ SCHEMES = f"{', '.join(f'{scheme}://' for scheme in KINDS)} or file://"
 CONCURRENCY = 8
 """Number of concurrent requests."""
 PIECE = 16 << 20
-"""Bytes per request within a large object."""
+"""Number of bytes per request for a large object."""
 MOST_PIECES = 5000
 """Maximum number of pieces of an object (S3 allows 10,000)."""
 HELD = MOST_WAITING
-"""Maximum number of pieces of an object that wait in memory to be written."""
+"""Maximum number of pieces of an object that wait in memory until they are written."""
 MOST_VIEWS = 1024
 """Maximum number of buffers that one system call fills (IOV_MAX)."""
 AGAIN = 0.2
@@ -170,7 +170,10 @@ class ObjectPrefix:
             return self._empty_part(key)
 
     def _empty_part(self, key: str) -> ObjectPart | None:
-        """Return no bytes and the size of an object, which may be much larger than the memory of this machine."""
+        """Return a part without bytes, with the object's size.
+
+        The object may be much larger than this machine's memory.
+        """
         try:
             with self._as_messages(f"read {key}"):
                 return ObjectPart(memoryview(b""), obstore.head(self._store, key)["size"])
@@ -274,10 +277,10 @@ class ObjectPrefix:
                     os.close(descriptor)
 
     def put_if(self, key: str, value: bytes, version: UpdateVersion | None) -> None:
-        """Write an object if it has the given version. If `version` is None, write it only if it does not exist.
+        """Write an object if its version is `version`. If `version` is None, write it only if it does not exist yet.
 
         Raises:
-            Changed: When the object has another version, or exists although `version` is None.
+            Changed: When the object's version differs, or the object exists although `version` is None.
         """
         with self._as_messages(f"write {key}", missing_is_error=True):
             try:
@@ -388,7 +391,7 @@ def _check_not_forked() -> None:
     """Check that the threads that send requests are alive. A forked process does not have its parent's threads.
 
     Raises:
-        InvalidInput: When a parent process has sent requests. A request of this process would wait for ever.
+        InvalidInput: When a parent process has sent requests. A request of this process would never return.
     """
     global _client_process
     _client_process = _client_process or os.getpid()
@@ -409,7 +412,7 @@ def window(views: Iterable[memoryview], begin: int, end: int) -> Iterator[memory
 
 
 def _read_file(path: Path, begin: int, views: Sequence[memoryview]) -> int:
-    """Read a file from offset `begin` straight into the views, and return the number of bytes read."""
+    """Read a file from offset `begin` directly into the views, and return the number of bytes read."""
     with path.open("rb", buffering=0) as file:
         size, read = sum(map(len, views)), 0
         while read < size:

@@ -14,7 +14,7 @@ from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import StoreRefused
 
 GRACE = (0.5, 2.0)
-"""Seconds between attempts. If the store still refuses after the last attempt, the refusal is final."""
+"""Seconds to wait between attempts. If the store still refuses at the last attempt, the refusal is final."""
 T = TypeVar("T")
 
 

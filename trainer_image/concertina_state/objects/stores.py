@@ -33,9 +33,9 @@ REQUEST = timedelta(minutes=15)
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadIdentity:
-    """Identity that the cloud gives to a pod by a token, and advice on what to check if the store refuses it.
+    """Identity that the cloud gives to a pod by a token, with advice on what to check if the store refuses it.
 
-    `who` names the identity. It is "" if there is none.
+    `who` is the name of the identity, or "" if the pod has none.
     """
 
     who: str = ""
@@ -47,15 +47,15 @@ class StoreKind:
     """Properties of one kind of store."""
 
     holder: str
-    """Name for the first part of a URI in messages: bucket or container."""
+    """Name of the first part of a URI in messages: bucket or container."""
     open: Callable[[str, str | None, ClientConfig, RetryConfig], CloudStore]
     """Function that opens a store, given its bucket and prefix."""
     endpoint: Callable[[], str]
-    """Function that returns the endpoint's name for messages."""
+    """Function that returns the name of the endpoint for messages."""
     endpoints: tuple[str, ...]
-    """Environment variables with the URL of an endpoint."""
+    """Names of environment variables that contain the URL of an endpoint."""
     keys: str
-    """Names of the environment variables with credentials. Error messages contain them."""
+    """Names of the environment variables with credentials, as text for error messages."""
     region: str = "the region's variable"
     identity: Callable[[], WorkloadIdentity] = WorkloadIdentity
 

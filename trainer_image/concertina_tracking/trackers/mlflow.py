@@ -1,6 +1,6 @@
 """Tracking of a run on an MLflow server. The run is found by a tag with the job's uid.
 
-MLflow cannot delete logged values. If steps are trained again, their first values remain.
+MLflow cannot delete logged values. If a step is trained again, its first values remain.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from concertina_tracking.settings import TrackingSettings
 UID = "concertina.uid"
 """Tag that identifies the run: its value is the job's uid."""
 MARKER = "round"
-"""Metric that each step has. Its history shows which steps are logged."""
+"""Name of a metric that each step has. Its values on the server show which steps are logged."""
 MOST_METRICS, MOST_PARAMETERS, MOST_TAG = 1000, 100, 5000
 """Limits of MLflow: metrics and parameters in a request, and characters in a tag."""
 STATUS = {RunOutcome.SUCCEEDED: "FINISHED", RunOutcome.STOPPED: "KILLED"}
@@ -125,7 +125,7 @@ class MlflowRun:
 
 
 def _batches(steps: Sequence[StepDone]) -> Iterator[list[Metric]]:
-    """Yield the metrics of the steps in batches. A batch has whole steps.
+    """Yield the metrics of the steps in batches. A batch never splits a step.
 
     The last metric of each step is a marker, which shows that the step is complete.
     """

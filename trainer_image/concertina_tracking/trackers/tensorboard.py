@@ -22,13 +22,13 @@ from concertina_tracking.about import About
 from concertina_tracking.settings import TrackingSettings
 
 MARKER = "round"
-"""Scalar that each step has."""
+"""Name of a scalar that each step has. It shows which steps are logged."""
 NEVER_PURGED = 0
 """Step at which texts are written. Sessions start at step 1 or later, so TensorBoard never discards texts."""
 
 
 class TensorBoardRun:
-    """Run that is tracked in TensorBoard's event files."""
+    """Run that is tracked in event files of TensorBoard."""
 
     def __init__(self, settings: TrackingSettings, about: About) -> None:
         """Create the folder, and write the description of the run.

@@ -39,7 +39,7 @@ class WandbRun:
             mode="offline" if offline else None, settings=wandb_settings, allow_val_change=True,
         )  # fmt: skip
         self._last = self._run.step - 1
-        """Step of the newest row in the run's history."""
+        """Number of the newest step in the run's history."""
 
     def go_on(self, step: int, *, latest: bool) -> Collection[int]:
         return range(step + 1, self._last + 1)

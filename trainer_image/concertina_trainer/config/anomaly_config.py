@@ -58,9 +58,9 @@ class AnomalyConfig(Section):
 
     @property
     def reaches(self) -> tuple[int, ...]:
-        """Largest number of steps that a rollback can undo: one number for silent corruption, one for a bad loss.
+        """Largest numbers of steps that rollbacks can undo: one number for silent corruption, one for a bad loss.
 
-        For each number, the job keeps a checkpoint that is old enough to start such a rollback from.
+        For each number, the job keeps a checkpoint to which a rollback of that many steps can return.
         """
         rolls_back = AnomalyResponse.roll_back in (self.non_finite, self.spike)
         return tuple(filter(None, (self.corruption_check_steps, self.rollback_steps if rolls_back else 0)))

@@ -18,7 +18,7 @@ from concertina_trainer.config.optimizer_config import OptimizerConfig
 from concertina_trainer.config.trainer import TrainerConfig
 
 MAY_CHANGE = ("from", "hf", "experts.balanceLoss", "experts.biasRate")
-"""Fields of spec.trainer.model that may change when training resumes, because they do not affect the arithmetic."""
+"""Fields of spec.trainer.model that may change when training resumes: they don't affect the model's arithmetic."""
 ABSENT = object()
 LONGEST = 200
 """Maximum number of characters of a value in a message."""
@@ -38,24 +38,24 @@ class Change:
 
 
 def identity_changes(saved: TrainerConfig, now: TrainerConfig) -> list[Change]:
-    """Return the changes of the configuration that prevent training from resuming, by field.
+    """Return the changes of the configuration that prevent training from resuming, sorted by field.
 
     These are changes of the model's arithmetic, of the order of the data, or of the optimizer's state. The sequence
-    length, the seed and the number of groups decide the order of the data: a sample's position is a number of
-    sequences, and the seed shuffles the sequences within groups. The data sets, their mixture and `data.documents` are
-    not compared here, because they have a digest of their own.
+    length, the seed and the number of groups decide the order of the data: a sample's position counts sequences, and
+    the seed shuffles the sequences within groups. The data sets, their mixture and `data.documents` are not compared
+    here, because they have a digest of their own.
     """
     return list(_changes(_identity(saved), _identity(now)))
 
 
 def other_changes(saved: TrainerConfig, now: TrainerConfig) -> list[Change]:
-    """Return the changes that do not prevent training from resuming. Training uses the new values."""
+    """Return the changes that do not prevent training from resuming. A resumed run uses the new values."""
     refused = {change.field for change in identity_changes(saved, now)}
     return [change for change in _changes(_settings(saved), _settings(now)) if change.field not in refused]
 
 
 def architecture(model: ModelConfig) -> dict[str, Any]:
-    """Return the fields that determine the model's arithmetic, by path, with defaults in place of absent values."""
+    """Return the fields that determine the model's arithmetic, keyed by path. Absent fields have their defaults."""
     fields = {name: value for name, value in resolved(model).items() if name not in MAY_CHANGE}
     if model.experts is not None:
         fields["experts.biasRate"] = "absent" if model.experts.bias_rate is None else "present"
@@ -70,7 +70,7 @@ def _identity(config: TrainerConfig) -> dict[str, Any]:
 
 
 def _optimizer_state(optimizer: OptimizerConfig) -> dict[str, Any]:
-    """Return the fields that determine which moments the optimizer has, and their meaning.
+    """Return the fields that determine the number and the meaning of the optimizer's moments, keyed by path.
 
     The names of moments do not tell optimizers apart: Adam and RAdam have moments of the same names.
     """
@@ -85,16 +85,17 @@ def _optimizer_state(optimizer: OptimizerConfig) -> dict[str, Any]:
 
 
 def _settings(config: TrainerConfig) -> dict[str, Any]:
-    """Return all fields except `reproduction`, by path, with defaults in place of absent fields of `model`."""
+    """Return all fields except `reproduction`, keyed by path. Absent fields of `model` have their defaults."""
     dumped = config.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"reproduction", "model"})
     model = {f"model.{name}": value for name, value in resolved(config.model).items()}
     return {**dict(_flat(dumped)), **model}
 
 
 def resolved(model: ModelConfig) -> dict[str, Any]:
-    """Return the model's fields by path, with the values of defaults that depend on other fields.
+    """Return the model's fields, keyed by path, with computed values for defaults that depend on other fields.
 
-    A job that sets a field to its default value is therefore equal to a job that leaves it out.
+    The result is therefore the same for a job that sets a field to its default value and for a job that omits the
+    field.
     """
     dumped = model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"options", "size"})
     dumped |= {"kvHeads": model.resolved_kv_heads, "hiddenDim": model.resolved_hidden_dim}

@@ -13,14 +13,14 @@ from concertina_state.format.shardfile import LONGEST_SET_NAME, MOST_SETS
 from concertina_trainer.config.section import ENTRYPOINT, Section, SectionRule
 
 DATA_URI = r"^((s3|gs|az)://.+|file:///.+|/.+)$"
-"""Location of data: a regular expression of RE2 and of Python."""
+"""Regular expression, for RE2 and Python, of the location of data."""
 
 
 SET_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
-"""Name of an evaluation set: a regular expression of RE2 and of Python."""
+"""Regular expression, for RE2 and Python, of the name of an evaluation set."""
 
 SIZE = r"^[0-9]{1,18}([.][0-9]{1,3})?([kMGT]|[KMGT]i)?$"
-"""Quantity of bytes: a regular expression of RE2 and of Python."""
+"""Regular expression, for RE2 and Python, of a quantity of bytes."""
 
 
 class DocumentMode(enum.StrEnum):

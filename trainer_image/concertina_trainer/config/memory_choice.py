@@ -28,7 +28,7 @@ class MemoryChoice:
 
     @staticmethod
     def parsed(fields: Mapping[str, Any]) -> MemoryChoice:
-        """Return the choice whose fields are in a dict, as dataclasses.asdict returns it."""
+        """Parse a choice from a dict of its fields, which `dataclasses.asdict` has returned."""
         return MemoryChoice(
             int(fields["micro_batch_size"]),
             Activations(fields["activations"]),
@@ -39,8 +39,8 @@ class MemoryChoice:
     def of(config: TrainerConfig, frees_weights: bool) -> MemoryChoice:
         """Return the values of a configuration, with defaults for fields that the configuration does not set.
 
-        The defaults are suitable for a device whose memory is not known. `frees_weights` is the default for freeing
-        gathered weights.
+        The defaults are suitable for a device whose memory is not known. `frees_weights` says whether gathered weights
+        are freed after the forward pass by default.
         """
         memory = config.memory
         return MemoryChoice(
@@ -61,7 +61,7 @@ class MemoryChoice:
         return config.model_copy(update={"micro_batch_size": rows, "memory": memory})
 
     def chosen(self, config: TrainerConfig) -> dict[str, str]:
-        """Return the values of this choice for those fields that the configuration does not set, by path."""
+        """Return the values of this choice for the fields that `config` does not set, keyed by path."""
         values = {
             MICRO_BATCH_SIZE: str(self.micro_batch_size),
             ACTIVATIONS: self.activations.value,

@@ -37,7 +37,7 @@ class Activations(enum.StrEnum):
 
 class Resharding(enum.StrEnum):
     auto = "Auto"
-    """The same as an absent field."""
+    """Value with the same effect as an absent field."""
     always = "Always"
     never = "Never"
 
@@ -75,7 +75,7 @@ class MemoryConfig(Section):
 
     @property
     def resharding(self) -> Resharding | None:
-        """Setting of when blocks free their gathered weights (Always or Never), or None if the trainer chooses."""
+        """When blocks free their gathered weights (Always or Never), or None if the trainer chooses."""
         return None if self.reshard_after_forward is Resharding.auto else self.reshard_after_forward
 
     @property

@@ -169,7 +169,7 @@ class FrozenDtype(enum.StrEnum):
 
 
 BLOCK = 64
-"""Number of elements of a row of a quantized weight that have one scale."""
+"""Number of consecutive elements, in a row of a quantized weight, that share one scale."""
 NORMAL_FLOAT = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
@@ -222,14 +222,15 @@ class LoraConfig(Section):
 
     @property
     def training_scale(self) -> float:
-        """Scale of the adapters in training. It accounts for dropout, which scales the remaining elements up."""
+        """Scale of the adapters in training, adjusted for dropout, which scales the remaining elements up."""
         return self.scale / (1 - self.dropout)
 
 
 def _no_default(schema: dict[str, Any]) -> None:
     """Remove the default from the field's schema in the CRD.
 
-    The API server would fill in the default, although a named size has another value.
+    With a default in the schema, the API server would fill in the default even if the job's named size has a different
+    value.
     """
     schema.pop("default")
 
@@ -402,7 +403,7 @@ class ModelConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _sized(cls, data: Any) -> Any:
-        """Fill in the fields that a named size determines.
+        """Return the section's data with values for the fields that a named size determines.
 
         The API server has already filled in defaults, so a field with its default value is treated as not set.
         """
@@ -417,12 +418,12 @@ class ModelConfig(Section):
 
     @property
     def custom(self) -> str | None:
-        """Entrypoint of the ModelSpec in place of the bundled decoder, or None for the bundled decoder."""
+        """Entrypoint of the ModelSpec that replaces the bundled decoder, or None if the bundled decoder is used."""
         return HF_ENTRYPOINT if self.hf else self.entrypoint
 
     @property
     def named(self) -> str:
-        """Name of a model other than the bundled decoder, for messages."""
+        """Name of the model in messages, if the model is not the bundled decoder."""
         return str(self.hf or self.entrypoint)
 
     @property
@@ -464,9 +465,9 @@ class ModelConfig(Section):
 
     @property
     def token_width(self) -> int:
-        """Sum of the hidden widths of all feed-forwards that compute a token in a layer.
+        """Sum of the hidden widths of all feed-forward networks that process a token in one layer.
 
-        In a model with experts, these feed-forwards are the experts chosen for the token and the shared experts.
+        In a model with experts, these networks are the experts chosen for the token, and the shared experts.
         """
         if self.experts is None:
             return self.resolved_hidden_dim
@@ -495,7 +496,8 @@ class ModelConfig(Section):
     def multiplied_weights(self) -> int:
         """Number of elements of all matrices by which each token is multiplied.
 
-        Norms, experts that the router does not choose, and an embedding that only looks up rows are not counted.
+        The number excludes norms, experts that the router does not choose, and an embedding that is only a table of
+        rows.
         """
         active = self._weights(self.experts.active_per_token if self.experts else 0)
         looked_up = 0 if self.tie_embeddings else self.vocab_size * self.dim
@@ -504,7 +506,7 @@ class ModelConfig(Section):
 
     @property
     def _expert_vectors(self) -> int:
-        """Number of elements of the biases of a layer's router and of the experts that are chosen for a token."""
+        """Number of elements of the biases of a layer's router and of the experts chosen for one token."""
         if self.experts is None or self.experts.clamped_swiglu is None:
             return 0
         return self.experts.count + self.experts.active_per_token * self._expert_bias_weights
@@ -528,7 +530,7 @@ class ModelConfig(Section):
 
     @property
     def multiplied_lora_weights(self) -> int:
-        """Number of parameters of all adapters by which a token is multiplied."""
+        """Number of parameters of the adapters by which one token is multiplied."""
         return self._lora_weights(self.experts.active_per_token if self.experts else 0)
 
     def _lora_weights(self, experts: int) -> int:
@@ -681,7 +683,7 @@ class ModelConfig(Section):
 
 
 OF_ANY_MODEL = ("entrypoint", "options", "sequence_length", "hf")
-"""Fields of spec.trainer.model that also apply to a custom model."""
+"""Names of fields of spec.trainer.model that also apply to a custom model."""
 _OF_THE_DECODER = {name: field.default for name, field in ModelConfig.model_fields.items() if name not in OF_ANY_MODEL}
 
 
@@ -698,11 +700,11 @@ def _unsaid(name: str, default: object) -> str:
 
 
 _NO_DECODER = " && ".join(_unsaid(*field) for field in _OF_THE_DECODER.items())
-"""CEL expression that is true if the job sets no field of the decoder."""
+"""CEL expression that is true if the job sets no field that applies only to the bundled decoder."""
 
 
 def _of_size(name: str) -> str:
-    """Return a CEL expression that is true if the field `name` agrees with the job's named size, or is not set."""
+    """Return a CEL expression that is true if the field `name` is not set, or has the value of the job's named size."""
     default = _OF_THE_DECODER[name]
     return f"({_unsaid(name, default)} || self.{to_camel(name)} == {value_of_size(to_camel(name), 'self.size')})"
 

@@ -16,7 +16,7 @@ class ModelSize(enum.StrEnum):
     """Size of the decoder, by its number of parameters."""
 
     toy = "10M"
-    """nanoGPT's character model (config/train_shakespeare_char.py), with this decoder's feed-forward."""
+    """nanoGPT's character model (config/train_shakespeare_char.py), with the feed-forward network of this decoder."""
     tiny = "135M"
     """HuggingFaceTB/SmolLM-135M."""
     small = "1B"
@@ -68,9 +68,9 @@ EXPERTS = {
     "count": 8, "activePerToken": 2, "shared": 0, "sharedGate": False, "firstDense": 0, "scores": "Softmax",
     "shareScale": 1.0,
 }  # fmt: skip
-"""Fields of the experts of named sizes with experts.
+"""Fields of the section `experts` in named sizes with experts.
 
-A job that sets these fields must repeat these values. The experts' width is hiddenDim.
+A job with such a named size may set these fields only to these values. The width of an expert is hiddenDim.
 """
 
 

@@ -20,9 +20,10 @@ MOST_AVERAGING = 0.984
 """Largest averaging factor of a moment in bfloat16, rounded down.
 
 bfloat16 has 8 significant bits, so rounding to the nearest number drops changes of less than 2^-8 of the moment. A
-moment m with the factor b and the new value x changes by (1 - b)(x - m). It therefore stops at a value that is off by
-up to 2^-8 / (1 - b) of itself. The limit 1 - 2^-6 bounds this error to a quarter of a second moment, which is an eighth
-of the step. Without a limit, it has none: a second moment with b = 0.999 never falls.
+moment m with the factor b and the new value x changes by (1 - b)(x - m). The moment therefore stops changing while its
+relative error is still up to 2^-8 / (1 - b). With b at most 1 - 2^-6, the relative error of a second moment is at most
+a quarter, which changes the step by an eighth. Without a limit on b, the error is not bounded: a second moment with b =
+0.999 never decreases.
 """
 
 
@@ -59,7 +60,7 @@ class ParameterGroup(Section):
 
 
 def _hyperparameter_rule(name: str) -> SectionRule:
-    """Return the rule that a job may set the hyperparameter `name` only if its optimizer has this hyperparameter."""
+    """Return the rule that a job may set the hyperparameter `name` only if the job's optimizer has it."""
     names = with_hyperparameter(name)
     return SectionRule(
         name,
@@ -70,7 +71,7 @@ def _hyperparameter_rule(name: str) -> SectionRule:
 
 
 def _averages_slowly(optimizer: OptimizerConfig) -> bool:
-    """Return whether the optimizer has a moment that changes too little in a step for bfloat16 to represent."""
+    """Return whether bfloat16 can't represent the change in one step of some moment of the optimizer."""
     values = [optimizer.hyperparameters[name] for name in optimizer.kind.averages]
     factors = [factor for value in values for factor in (value if isinstance(value, list) else [value])]
     return optimizer.name is OptimizerName.adagrad or max(factors) > MOST_AVERAGING
@@ -223,7 +224,7 @@ class OptimizerConfig(Section):
         return [name for name, needs in self.kind.moments.items() if needs is None or values[needs]]
 
     def state_bytes(self, trained: int, of_matrices: int) -> int:
-        """Return the bytes of all moments, and of the average if there is one.
+        """Return the total size in bytes of all moments, and of the average of the weights if there is one.
 
         `trained` is the number of trained weights. `of_matrices` is how many of these are elements of matrices of
         blocks.
@@ -233,9 +234,9 @@ class OptimizerConfig(Section):
         return of_moments + (0 if self.ema_decay is None else 4 * trained)
 
     def resolved_ema_decay(self, step: int) -> float:
-        """Return the decay of the average in the update after `step` steps.
+        """Return the decay of the average of the weights in the update after `step` steps.
 
-        This is (1 + step) / (10 + step), but at most emaDecay.
+        The decay is (1 + step) / (10 + step), but at most the field emaDecay.
         """
         return min(self.ema_decay or 0.0, (1 + step) / (10 + step))
 

@@ -1,9 +1,9 @@
 """Registry of the optimizers that `trainer.optimizer.name` can name.
 
-Each optimizer is a class of `torch.optim`. The update of all but Muon is element-wise. A rank can therefore update its
-own shards, and the result does not depend on how weights are sharded (decision "Optimizers are torch's, on local
-tensors"). For Muon, ranks gather whole matrices (decision "Muon orthogonalizes whole matrices in float32"). The module
-does not import torch.
+Each optimizer is a class of `torch.optim`. The updates of all optimizers except Muon are element-wise. A rank can
+therefore update its own shards, and the result does not depend on how weights are sharded (decision "Optimizers are
+torch's, on local tensors"). For Muon, ranks gather whole matrices (decision "Muon orthogonalizes whole matrices in
+float32"). The module does not import torch.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class OptimizerKind:
     """One optimizer: its state, and its hyperparameters."""
 
     moments: Mapping[str, str | None]
-    """Moments: tensors in the shape of the parameter, by the names that torch gives them.
+    """Moments (tensors in the shape of the parameter), keyed by torch's name for the moment.
 
-    They are 0 before the first step. If the value is the name of a hyperparameter, the moment exists only if the
-    hyperparameter is not 0.
+    Moments are 0 before the first step. A value other than None is the name of a hyperparameter: the moment exists only
+    if this hyperparameter is not 0.
     """
     averages: tuple[str, ...]
     """Hyperparameters that are averaging factors of moments."""
@@ -46,14 +46,14 @@ class OptimizerKind:
     fused: bool = False
     """Whether torch has kernels that update all tensors at once, without temporary tensors, on CPUs and GPUs."""
     switches: tuple[str, ...] = ()
-    """Other arguments of torch's class that are True."""
+    """Names of further boolean arguments of torch's class, to which True is passed."""
     others: OptimizerName | None = None
     """Optimizer of all parameters that are not matrices of blocks, if this optimizer updates only such matrices.
 
-    `moments`, `fused` and `switches` are then those of the other optimizer.
+    If `others` is set, `moments`, `fused` and `switches` describe the optimizer `others`.
     """
     of_matrices: tuple[str, ...] = ()
-    """Moments of matrices of blocks, if `others` is set."""
+    """Names of the moments of matrices of blocks, if `others` is set."""
 
 
 _BETAS = [0.9, 0.95]
@@ -87,10 +87,10 @@ OPTIMIZERS: Mapping[OptimizerName, OptimizerKind] = {
 }
 
 ITERATIONS = 5
-"""Iterations of Newton-Schulz with which Muon orthogonalizes a matrix, as many as in torch.optim.Muon."""
+"""Number of Newton-Schulz iterations by which Muon orthogonalizes a matrix, as in torch.optim.Muon."""
 
 HYPERPARAMETERS = tuple(sorted({name for kind in OPTIMIZERS.values() for name in kind.defaults}))
-"""Fields of OptimizerConfig that apply to some optimizers only."""
+"""Names of the fields of OptimizerConfig that are hyperparameters of some optimizers only."""
 
 
 def with_hyperparameter(name: str) -> list[str]:

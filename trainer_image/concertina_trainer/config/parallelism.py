@@ -83,8 +83,8 @@ class ParallelismConfig(BaseModel):
     def expert_shards(self) -> int:
         """Number of positions in the shard dimension (FSDP) that an expert group spans.
 
-        An expert group first takes ranks of the same context and tensor group. If these are too few, it also takes
-        ranks at other positions in the shard dimension.
+        An expert group consists of ranks of the same context and tensor group. If these are too few, the expert group
+        also includes ranks at other positions in the shard dimension.
         """
         return self.expert // math.gcd(self.expert, self.context * self.tensor)
 

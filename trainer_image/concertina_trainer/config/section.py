@@ -1,6 +1,7 @@
 """Base class of the sections of `spec.trainer`.
 
-Sections have camelCase names and reject unknown names. The API server checks the rules of a section too.
+Sections have camelCase names and reject unknown names. The API server and the trainer both check the rules of a
+section.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.alias_generators import to_camel
 
 ENTRYPOINT = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
-"""Name of an object in Python code, as package.module:name: a regular expression of RE2 and of Python."""
+"""Regular expression, for RE2 and Python, of the name of an object in Python code, as package.module:name."""
 
 
 @dataclasses.dataclass(frozen=True)

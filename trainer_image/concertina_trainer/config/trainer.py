@@ -186,7 +186,7 @@ class TrainerConfig(Section):
 
     @property
     def least_micro_batch_size(self) -> int:
-        """Smallest micro-batch size, in sequences, that the other fields allow."""
+        """Smallest micro-batch size, in sequences, that the other fields of this section allow."""
         return math.ceil(self.global_batch_size / MOST_FIXED_MICROBATCHES) if self.bitwise else 1
 
     @property
@@ -279,7 +279,7 @@ class TrainerConfig(Section):
     )
 
     def digest(self) -> str:
-        """Return a digest of the settings that affect the numbers of a run.
+        """Return a digest of the settings that affect the numerical results of a run.
 
         The data are not included, because they have a digest of their own, which depends on their contents.
         """
@@ -297,6 +297,6 @@ class TrainerConfig(Section):
 
 
 def compile_obstacle(config: TrainerConfig) -> str:
-    """Return why the model's blocks can't be compiled, or an empty string if they can be."""
+    """Return the reason why the model's blocks can't be compiled, or an empty string if they can be."""
     compiled = config.model_copy(update={"compile": Compile.blocks})
     return next((rule.message for rule in COMPILE_RULES if not rule.holds(compiled)), "")

@@ -19,7 +19,7 @@ from concertina_data.order import ROUNDS, half_bits, key_of, mixed
 
 _TABLE_BITS = 16
 _STRETCH = 2**19
-"""Number of shards to permute at once. It limits memory use if there are millions of shards."""
+"""Number of shards to permute at once. The number limits memory use if there are millions of shards."""
 _Numbers = NDArray[np.uint64]
 
 
@@ -43,10 +43,10 @@ def _by_arithmetic(values: _Numbers, half: int, keys: Sequence[np.uint64]) -> _N
 
 
 def _by_tables(values: _Numbers, half: int, keys: Sequence[np.uint64]) -> _Numbers:
-    """Compute the permutation's Feistel network with tables of its round function.
+    """Apply a permutation to values, by tables of the round function of the permutation's Feistel network.
 
-    This is faster than `_by_arithmetic` if there are many values of few bits, because the round function then has only
-    2^half different values. The result is the same.
+    The result is the same as that of `_by_arithmetic`. Tables are faster if there are many values with few bits,
+    because the round function then has only 2^half different results.
     """
     bits, mask = np.uint32(half), np.uint64(2**half - 1)
     every = np.arange(2**half, dtype=np.uint64)
@@ -66,7 +66,7 @@ def mix(x: _Numbers) -> _Numbers:
 
 
 def permute_each(values: _Numbers, sizes: NDArray[np.int64], keys: Sequence[int], which: NDArray[np.intp]) -> _Numbers:
-    """Apply several permutations at once: to each value, the permutation number `which`.
+    """Apply permutation number `which` to each value, for many values and several permutations at once.
 
     Permutation number i is that of 0 ... sizes[i]-1 with the key keys[i], as `permute` computes it.
     """
@@ -132,9 +132,9 @@ class BatchOrder(order.Order):
     def _within(
         self, epoch: int, groups: NDArray[np.int64], nth: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return shards and indexes as `at` does, for sequences of one epoch.
+        """Return shards and indices as `at` does, for sequences of one epoch.
 
-        Each sequence is the one with the number `nth` of all sequences of its group.
+        A sequence is given by its group, and by its number `nth` among the sequences of that group in the epoch.
         """
         tables = self._epoch(epoch)
         shards, begins = np.frombuffer(tables.shards, np.int32), np.frombuffer(tables.begins, np.int64)
@@ -155,7 +155,7 @@ class BatchOrder(order.Order):
 
 
 def by_group(groups: NDArray[np.int64], modulus: int) -> NDArray[np.intp]:
-    """Return the indices that put sequences with these groups in the order of `concertina_data.order.by_group`.
+    """Return the indices that sort sequences, given their groups, into the order of `concertina_data.order.by_group`.
 
     `modulus` is the number of classes of groups.
     """
@@ -186,6 +186,6 @@ class Skipped:
         self._reached = begins - self._skipped[:-1]
 
     def position_of(self, consumed: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the position of the n-th consumed sequence, for each n in `consumed`, counting from 0."""
+        """Return the position of the n-th consumed sequence, counted from 0, for each n in `consumed`."""
         positions: NDArray[np.int64] = consumed + self._skipped[np.searchsorted(self._reached, consumed, side="right")]
         return positions

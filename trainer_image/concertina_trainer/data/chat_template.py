@@ -2,7 +2,7 @@
 
 A template is a Jinja program that comes with a model, so it runs in Jinja's sandbox. A template gets the same variables
 as in transformers (https://huggingface.co/docs/transformers/chat_templating), with one exception: it can't read the
-date, because the same command builds the same bytes on every day.
+date, so that the same command builds the same bytes on any day.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from concertina_trainer.data.defaults import CHAT_TEMPLATE
 from concertina_trainer.data.rangefile import split
 
 _SOURCE_FILE = "chat_template.jinja"
-"""File with the template alone, in a folder of a model. It takes precedence."""
+"""File in a model's folder that contains only the template. It takes precedence over CHAT_TEMPLATE."""
 _TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _MARKS = "_marks"
 _PRIVATE = range(0xF0000, 0xFFFFE)
-"""Code points that have no meaning (a private-use area of Unicode)."""
+"""Code points without a meaning (a private-use area of Unicode), for marks in a text."""
 ASSISTANT = "assistant"
 Message = Mapping[str, Any]
 Span = tuple[int, int]
-"""Range of characters of a text: begin, and the end after the last character."""
+"""Range of characters of a text: the index of the first character, and the index after the last one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rendered:
-    """Text of a chat, with the parts that are trained: the turns of the assistant."""
+    """Text of a chat, with the spans of its trained parts, which are turns of the assistant."""
 
     text: str
     spans: tuple[Span, ...]
@@ -79,11 +79,11 @@ class ChatTemplate:
 
     source: str
     tokens: Mapping[str, str]
-    """Texts of the special tokens, by name (such as `eos_token`)."""
+    """Texts of the special tokens, keyed by name (such as `eos_token`)."""
 
     @property
     def file(self) -> bytes:
-        """Contents of the file CHAT_TEMPLATE, with which a folder of data records this template."""
+        """Contents of the file CHAT_TEMPLATE in a folder of data, which records this template."""
         return json.dumps({"chat_template": self.source, **self.tokens}, indent=1).encode()
 
     @property
@@ -151,7 +151,7 @@ class ChatTemplate:
     def turns(self, messages: Sequence[Message], tools: object = None) -> list[Rendered]:
         """Return one text for each turn of the assistant: the chat up to and including that turn.
 
-        In each text, only its last turn is trained.
+        In each text, only the last turn of the assistant is trained.
 
         Raises:
             InvalidInput: When the template can't render the messages, or the spans can't be determined.
@@ -167,7 +167,7 @@ class ChatTemplate:
         """Return the text, and the spans of the blocks `generation` of the template.
 
         Raises:
-            InvalidInput: When the template changes what is in such a block, or nests the blocks.
+            InvalidInput: When the template changes the text of such a block, or nests the blocks.
         """
         used = {*json.dumps([messages, tools], ensure_ascii=False), *self.source}
         free = (mark for mark in map(chr, _PRIVATE) if mark not in used)
@@ -187,7 +187,7 @@ class ChatTemplate:
         return plain, spans
 
     def _by_prefixes(self, messages: Sequence[Message], tools: object) -> tuple[str, list[Span]]:
-        """Return the text of a chat, and the span (range of characters) of each turn of the assistant in it.
+        """Return the text of a chat, and the span (range of characters) of each assistant's turn in the text.
 
         A turn's span is the text that is added when the turn is added to the messages before it.
 
@@ -209,7 +209,7 @@ class ChatTemplate:
         return text, spans
 
     def _turn(self, messages: Sequence[Message], number: int, tools: object) -> Span:
-        """Return the span (range of characters) of message `number` in the text of all messages up to it.
+        """Return the span (range of characters) of message `number` in the text of the messages up to this message.
 
         Raises:
             InvalidInput: When the text of the messages before this one is not the beginning of the text up to this one.
@@ -226,7 +226,8 @@ class ChatTemplate:
 def parse(config: bytes, source: bytes | None, location: str) -> ChatTemplate | None:
     """Return the template in `config` or `source`, or None if neither has one.
 
-    `config` is the content of the file CHAT_TEMPLATE, and `source` that of a file that contains only the template.
+    `config` is the content of the file CHAT_TEMPLATE, and `source` is the content of a file that contains only the
+    template.
 
     Raises:
         InvalidInput: When the contents can't be read.
@@ -244,7 +245,7 @@ def parse(config: bytes, source: bytes | None, location: str) -> ChatTemplate | 
 
 
 def beside(tokenizer: str) -> ChatTemplate | None:
-    """Return the template in the folder of a tokenizer.json, which can be at a URI, or None if there is none.
+    """Return the template in the folder of a tokenizer.json (a path or URI), or None if the folder has no template.
 
     Raises:
         InvalidInput: When the files can't be read.

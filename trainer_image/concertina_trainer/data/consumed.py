@@ -1,6 +1,6 @@
-"""Sequences of each data set that belong to a range of samples.
+"""Sequences of each data set from which a range of samples was taken.
 
-They are computed from the configuration, without reading the data.
+The sequences are computed from the configuration, without reading the data.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 BYTES = "bytes"
-"""Name of the tokenizer whose tokens are bytes."""
+"""Name of the tokenizer that has one token for each byte."""
 CHAT_TEMPLATE = "tokenizer_config.json"
-"""File with the chat template and the special tokens, in a folder of a model and in a folder of data."""
+"""Name of the file with the chat template and special tokens, in a model's folder and in a folder of data."""
 COLUMN = "text"
 NGRAM = 13
 """Number of words of an n-gram."""

@@ -1,4 +1,4 @@
-"""Source files that fsspec reads, by the URIs of its drivers: `hdfs://`, `https://`, `hf://`, `sftp://` and others.
+"""Source files that fsspec reads. Its drivers support the URIs `hdfs://`, `https://`, `hf://`, `sftp://` and others.
 
 Stores that obstore supports (`s3://`, `gs://`, `az://`) are not read by fsspec.
 """
@@ -24,13 +24,14 @@ _ADVICE = {
     "hdfs": "HDFS needs Java and Hadoop's client: set JAVA_HOME, HADOOP_HOME, and CLASSPATH to the output of "
     "`hadoop classpath --glob`",
 }
-"""What to do if a driver can't open its file system, where the driver's own message is not enough."""
+"""Advice for the case that a driver can't open its file system, if the driver's own message is not enough."""
 
 
 def listed(uri: str) -> dict[str, ObjectEntry]:
-    """Return the size and time of each file below a URI, keyed by its path relative to the URI.
+    """Return the size and time of each file below a URI, keyed by the file's path relative to the URI.
 
-    The key is "" if the URI is itself a file. If the driver does not report a file's time, the time is in 1970.
+    The key is "" if the URI is itself a file. If the driver does not report a file's time, the result is a time in
+    1970.
 
     Raises:
         InvalidInput: When the driver is not installed, or the URI does not exist.
@@ -81,7 +82,7 @@ def _opened(uri: str) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _as_messages(uri: str) -> Iterator[None]:
-    """Convert the errors of drivers, which may be of any class.
+    """Convert errors that drivers raise in the `with` block, which may be of any class.
 
     Raises:
         InvalidInput: When a file does not exist.

@@ -1,4 +1,7 @@
-"""Elements of shards as numpy arrays. The fields of an element, such as token and time, lie beside each other."""
+"""Elements of shards as numpy arrays.
+
+The fields of an element, such as token and time, are adjacent in a shard.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from concertina_data.data_manifest import TOKEN, Field, short_digest
 from concertina_trainer.data.tokenizer import Tokenizer
 
 Fields = dict[str, NDArray[Any]]
-"""Values of the fields of some elements, by the name of the field."""
+"""Values of the fields of some elements, keyed by the name of the field."""
 
 
 def element(fields: Sequence[Field]) -> np.dtype[Any]:
@@ -41,7 +44,7 @@ def joined(values: Mapping[str, Any], fields: Sequence[Field]) -> bytes:
 
 
 def empty_rows(fields: Sequence[Field], count: int, length: int) -> Fields:
-    """Return arrays of zeros `[count, length]` or `[count, length, width]`, in the type that a model gets.
+    """Return arrays of zeros, `[count, length]` or `[count, length, width]`, in the types that a model expects.
 
     Integers become int64, because torch has few operations for other integers.
     """
@@ -53,7 +56,7 @@ def empty_rows(fields: Sequence[Field], count: int, length: int) -> Fields:
 
 
 def as_tokenizer(fields: Sequence[Field], vocab_size: int) -> Tokenizer:
-    """Return a Tokenizer that a build can use for documents that already consist of elements."""
+    """Return a Tokenizer for builds whose documents already consist of elements."""
     digest = short_digest(json.dumps([vocab_size, *map(str, fields)]).encode())
     names = ", ".join(f"{field} below {vocab_size}" if field.name == TOKEN else str(field) for field in fields)
     return Tokenizer(names, vocab_size, 0, digest, list)

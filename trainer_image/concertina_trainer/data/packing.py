@@ -34,9 +34,9 @@ class Packing:
     length: int
     packed: tuple[int, ...]
     bucketed: tuple[int, ...]
-    """Number of sequences of each shard in the mode `Bucketed`, in the order of the manifest."""
+    """Number of sequences of each shard, in the order of the manifest, in the mode `Bucketed` of `data.documents`."""
     fill: float
-    """Fraction of the tokens of packed sequences that are not padding."""
+    """Fraction of the tokens in packed sequences that are not padding."""
 
 
 def name(length: int) -> str:

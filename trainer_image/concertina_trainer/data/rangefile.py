@@ -1,4 +1,4 @@
-"""Seekable files for pyarrow and line readers, whether the file is in a store or on this machine."""
+"""Seekable files, in a store or on this machine, for pyarrow and for readers of lines."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _by_obstore(location: str) -> bool:
 
 
 def listed(uri: str) -> dict[str, ObjectEntry]:
-    """Return the size and time of each file below a URI, keyed by its path relative to the URI.
+    """Return the size and time of each file below a URI, keyed by the file's path relative to the URI.
 
     The key is "" if the URI is itself a file. If there is nothing at the URI, the result is empty.
     """

@@ -1,4 +1,4 @@
-"""Sample of the training data, as `trainer.data.transform` gets and returns it."""
+"""Sample of the training data, as the function named by `trainer.data.transform` receives and returns it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 class Sample:
     """One sequence of the training data.
 
-    A sequence has one element more than `trainer.model.sequenceLength`. If documents are shorter, it ends with zeros.
+    A sequence has one element more than `trainer.model.sequenceLength`. If its documents are shorter, the sequence ends
+    with zeros.
     """
 
     tokens: NDArray[np.int64]
-    """Token ids `[length + 1]`, or zeros if the data have none."""
+    """Token ids `[length + 1]`, or zeros if the data have no token ids."""
     fields: dict[str, NDArray[Any]]
-    """Other fields by name, `[length + 1]` or `[length + 1, width]`."""
+    """Values of other fields, `[length + 1]` or `[length + 1, width]`, keyed by the field's name."""
     position: int
     """Position of the sample in the order of the data."""
 
@@ -28,8 +29,9 @@ class Sample:
 Transform = Callable[[Sample, np.random.Generator | None], Sample]
 """Function that `trainer.data.transform` names.
 
-It gets a sample, and random numbers that depend only on the run's seed and the sample's position. In an evaluation, it
-gets None instead of random numbers. It returns the sample, in which arrays can have other values but no other shapes.
+The function receives a sample, and a generator of random numbers that depends only on the run's seed and the sample's
+position. In an evaluation, the function receives None instead of the generator. It returns a sample whose arrays have
+the same shapes, and may have different values.
 """
 
 

@@ -4,7 +4,8 @@ The plan depends only on the lengths of the documents, so it is the same on ever
 
 A sequence of length L has at most L + 1 tokens. It consists of segments, each of which belongs to one document. Within
 a segment, each token but the first is predicted, so a segment of n tokens has n - 1 predictions. A document of more
-than L + 1 tokens becomes several segments. Each of its tokens except the first is predicted in one of them.
+than L + 1 tokens becomes several segments. Each token of the document except the first is predicted in one of these
+segments.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class SequencePlan:
         return len(self.first) - 1
 
     def segments(self, index: int) -> Iterator[tuple[int, int, int]]:
-        """Yield each segment of a sequence: its offset in the sequence, its offset in the shard, and its length.
+        """Yield the offset in the sequence, the offset in the shard, and the length of each segment of a sequence.
 
         All three are numbers of tokens, or of feature vectors (frames) if the documents are not text.
         """
@@ -46,7 +47,7 @@ class SequencePlan:
     def sums(self, weights: NDArray[np.uint8]) -> _Numbers:
         """Return, for each sequence, the sum of the weights of its predicted tokens.
 
-        `weights` has the weight of each token of the shard.
+        `weights` contains the weight of each token of the shard.
         """
         before = np.zeros(len(weights) + 1, dtype=np.uint32)
         np.cumsum(weights, dtype=np.uint32, out=before[1:])
@@ -66,7 +67,7 @@ class SequencePlan:
 def masked(begins: _Numbers, tokens: int, length: int) -> SequencePlan:
     """Plan sequences of length + 1 consecutive tokens, divided into segments at the beginnings of documents.
 
-    A segment of a single token is left out, because nothing in it can be predicted.
+    A segment of a single token is left out, because it contains no token to predict.
     """
     count = max(0, (tokens - 1) // length)
     edges = np.arange(count, dtype=np.int64) * length
@@ -104,7 +105,8 @@ def bucketed(begins: _Numbers, tokens: int, length: int) -> SequencePlan:
 def packed(begins: _Numbers, tokens: int, length: int) -> SequencePlan:
     """Plan sequences of several segments by the algorithm best fit decreasing (Johnson 1974).
 
-    Beginning with the longest, each segment is added to the fullest sequence that has space for it.
+    The segments are added in order of length, the longest first. Each segment is added to the fullest sequence with
+    space for it.
     """
     segments, lengths = _segments(begins, tokens, length)
     order = np.argsort(-lengths, kind="stable")
@@ -134,8 +136,8 @@ def packed(begins: _Numbers, tokens: int, length: int) -> SequencePlan:
 PLANNERS: Mapping[str, Callable[[_Numbers, int, int], SequencePlan]] = {
     "Masked": masked, "Packed": packed, "Bucketed": bucketed,
 }  # fmt: skip
-"""Planner for each value of trainer.data.documents.
+"""Function that plans the sequences of a shard, keyed by the value of trainer.data.documents.
 
-A planner receives the offset of each document, the number of tokens of the shard, and the length of a sequence. The
+The function receives the offset of each document, the number of tokens of the shard, and the length of a sequence. The
 value `Joined` needs no plan.
 """

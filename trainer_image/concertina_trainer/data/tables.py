@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 _BATCH = 256
 """Number of documents to tokenize at once."""
 _RECIPE = "recipe"
-"""Column with the options of the recipe, as JSON. All rows of a data set must have the same."""
+"""Name of the column with the options of the recipe, as JSON.
+
+All rows of a data set must have the same value.
+"""
 
 
 def write_table(
@@ -39,13 +42,14 @@ def write_table(
     """Write the documents of a table as shards of the data set at `out`.
 
     Return a table with a row for each shard, for `write_manifest`. Each row of `table` is a document, and rows without
-    elements are left out. Of `recipe`, only the tokenizer, its separator, the column and the typed fields count.
+    elements are left out. This function uses only the tokenizer, the tokenizer's separator, the column and the typed
+    fields of `recipe`.
 
     Args:
         table: Documents, with the columns of the recipe.
         out: Folder of the data set: a path that all workers share, or a URI of a store.
         recipe: How rows become documents.
-        shard_bytes: Size of the documents in a shard. A table with more becomes several shards.
+        shard_bytes: Size in bytes of the documents in a shard. A larger table becomes several shards.
 
     Raises:
         InvalidInput: When a row can't be used, `out` has an unfinished build of `concertina data build`, or the recipe
@@ -70,7 +74,7 @@ def write_manifest(shards: Iterable[Mapping[str, Any]], out: str, recipe: Recipe
     """Write the manifest of a data set, after all of its shards have been written.
 
     The order of the shards depends only on their content, and not on the order in which an engine returns rows. If
-    several shards are equal, one of them is kept, because an engine may repeat a task and return its row twice.
+    several shards are equal, one of them is kept, because an engine may repeat a task and return the task's rows twice.
 
     Args:
         shards: Rows of all tables that `write_table` returned, such as `table.to_pylist()` or Ray's `take_all()`.
@@ -78,8 +82,8 @@ def write_manifest(shards: Iterable[Mapping[str, Any]], out: str, recipe: Recipe
         recipe: The recipe of `write_table`.
 
     Raises:
-        InvalidInput: When there are no shards, one is missing or was written with another recipe, or `out` has other
-            data or an unfinished build of `concertina data build`.
+        InvalidInput: When there are no shards, when a shard is missing or was written with another recipe, or when
+            `out` contains other data or an unfinished build of `concertina data build`.
         StorageError: When durable storage can't be read or written.
     """
     _check(recipe)
@@ -122,7 +126,7 @@ def _check(recipe: Recipe) -> None:
 
 
 def _check_unclaimed(folder: ObjectPrefix) -> None:
-    """Check that no build can continue in the folder, because it would replace the manifest.
+    """Check that no unfinished build uses the folder, because that build would replace the manifest.
 
     Raises:
         InvalidInput: When a build of `concertina data build` has begun and is not finished.
@@ -135,7 +139,7 @@ def _check_unclaimed(folder: ObjectPrefix) -> None:
 
 
 def _documents(table: pyarrow.Table, recipe: Recipe) -> Iterator[tuple[bytes, int]]:
-    """Yield the content of each document, and the bytes of its text, or 0 if it is not text.
+    """Yield the content of each document, and the size of its text in bytes. The size is 0 if it is not text.
 
     Raises:
         InvalidInput: When a row can't be used.

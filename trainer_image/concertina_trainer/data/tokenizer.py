@@ -14,14 +14,18 @@ from concertina_trainer.data.defaults import BYTES
 from concertina_trainer.data.rangefile import read_whole, split
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]")
-"""Tokens that may mark the end of a document. The first of them that a tokenizer has is used."""
+"""Tokens that may mark the end of a document.
+
+The first token of this list that a tokenizer has becomes the separator.
+"""
 
 
 @dataclass(frozen=True)
 class Tokenizer:
     """Tokenizer of documents.
 
-    `encode` returns the tokens of each document as bytes, in the type of `token_field`. The last one is the separator.
+    `encode` returns the tokens of each document as bytes, in the type of `token_field`. The last token of a document is
+    the separator.
     """
 
     name: str
@@ -42,7 +46,7 @@ def load(name: str, separator: str = "", split_pattern: str = "") -> Tokenizer:
     `split_pattern`. A file may be at a URI. `separator` is the text of the token that ends each document.
 
     Raises:
-        InvalidInput: When the tokenizer can't be loaded, or has no such separator.
+        InvalidInput: When the tokenizer can't be loaded, or has no token `separator`.
     """
     if name == BYTES:
         if separator:

@@ -1,7 +1,7 @@
 """Export of a checkpoint's weights as a Hugging Face model: sharded safetensors, config.json and the tokenizer.
 
-The export requires neither torch nor numpy, with two exceptions: numpy merges low-rank adapters into their weights, and
-transformers names the tensors of a model of `trainer.model.hf`.
+The export requires neither torch nor numpy, with two exceptions: numpy is needed to merge low-rank adapters into
+weights, and transformers to name the tensors of a `trainer.model.hf` model.
 
 The format of the index: https://huggingface.co/docs/transformers/big_models (model.safetensors.index.json).
 """
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from concertina_trainer.model.hf_files import HfFiles
 
 FILE_BYTES = 5 * 10**9
-"""Maximum size in bytes of one file of weights. A single tensor that is larger still becomes one file."""
+"""Maximum size in bytes of one file of weights. A larger tensor still becomes a single file."""
 AVERAGES = "optimizer.ema."
 """Prefix of the names of averages of weights (`optimizer.emaDecay`)."""
 TORCH_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -52,24 +52,31 @@ class Adapter:
     b: Chunk
     scale: float
     frozen_dtype: FrozenDtype = FrozenDtype.bfloat16
-    """Dtype in which the run kept the weight. The sum has the values that a quantized weight had in the run."""
+    """Dtype in which the run stored the frozen weight.
+
+    The exported sum contains the values that a quantized weight had in the run.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Weight of this project from which an exported tensor is built. Several weights can form one exported tensor."""
+    """Weight of this project that is exported as a whole tensor, or as part of a tensor with other weights."""
 
     chunk: Chunk
     adapter: Adapter | None = None
 
     @property
     def dtype(self) -> str:
-        """Dtype in the export. A merged weight is float32, because its sum has more digits than a frozen weight."""
+        """Dtype of this part in the export.
+
+        A merged weight is float32, because the sum of a weight and its adapter needs more digits than the frozen
+        weight.
+        """
         return "F32" if self.adapter else self.chunk.dtype
 
     @property
     def size(self) -> int:
-        """Number of bytes in the export."""
+        """Size of this part in the export, in bytes."""
         return math.prod(self.chunk.shape) * ITEM_SIZES[self.dtype]
 
     @property
@@ -84,9 +91,9 @@ class Tensor:
 
     name: str
     parts: tuple[Part, ...]
-    """Weights whose rows follow each other: mostly one."""
+    """Weights whose rows follow each other in the tensor. Most tensors have one weight."""
     shape: tuple[int, ...]
-    """Shape of the exported tensor; for an expert without the dimension of experts."""
+    """Shape of the exported tensor. The tensor of a single expert has no dimension of experts."""
 
     @property
     def dtype(self) -> str:
@@ -94,7 +101,7 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """Number of bytes of the tensor in the export."""
+        """Size of the tensor in the export, in bytes."""
         return sum(part.size for part in self.parts)
 
 
@@ -108,7 +115,7 @@ class Export:
     """Shards from which the tensors are read."""
     tensors: Sequence[Tensor]
     files: Mapping[str, object]
-    """Contents of the other files as JSON values, by file name."""
+    """Contents of the other files as JSON values, keyed by file name."""
     message: str = ""
     """Sentence for the user about the export."""
     stem: str = "model"
@@ -116,13 +123,13 @@ class Export:
 
     @property
     def size(self) -> int:
-        """Number of bytes of all tensors."""
+        """Total size of all tensors in bytes."""
         return sum(tensor.size for tensor in self.tensors)
 
     def write(
         self, target: ObjectPrefix, advance: Advance = lambda size: None, file_bytes: int = FILE_BYTES
     ) -> list[str]:
-        """Write everything, with an index if there are several files of tensors. Return the names of the files.
+        """Write all files of the export, and return their names. Several files of tensors get an index.
 
         Args:
             target: Folder to write to.
@@ -224,7 +231,7 @@ def _of_transformers(checkpoint: StoredCheckpoint, trainer: TrainerConfig, data:
 
 
 def _files_of_transformers(model: ModelConfig) -> HfFiles:
-    """Return the names of a model's tensors in files.
+    """Return the names in Hugging Face files of the tensors of a `trainer.model.hf` model.
 
     Raises:
         InvalidInput: When torch or transformers is missing.
@@ -255,7 +262,7 @@ def require_average(checkpoint: StoredCheckpoint, trainer: TrainerConfig) -> Non
 
 
 def shards_of(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[ShardReader]:
-    """Return the shards of the checkpoint, and the files of the frozen weights that are stored elsewhere."""
+    """Return readers for the checkpoint's shards and for the files of frozen weights that are stored elsewhere."""
     frozen = checkpoint.manifest.frozen
     return [*checkpoint.shards, *(frozen_files(frozen, model) if frozen else ())]
 
@@ -326,7 +333,7 @@ def _tensors(shards: Sequence[ShardReader], model: ModelConfig, ema: bool = Fals
 
 
 def _placed(chunk: Chunk, box: Box | None) -> Chunk:
-    """Return the part of a whole tensor that `box` selects, or the whole tensor if there is no box."""
+    """Return the part of a chunk that `box` selects, or the whole chunk if `box` is None."""
     return chunk if box is None else dataclasses.replace(chunk, offsets=box.offsets, shape=box.shape)
 
 
@@ -342,8 +349,8 @@ def whole_chunks(shards: Sequence[ShardReader], model: ModelConfig, prefix: str 
     Args:
         shards: Shards of the checkpoint.
         model: Model that was trained.
-        prefix: Beginning of the names to look for in the shards, such as that of the averages. In the result, MODEL
-            replaces this prefix.
+        prefix: Prefix of the names to look for in the shards, such as AVERAGES. In the result, MODEL replaces this
+            prefix.
     """
     chunks = [stored.chunk for shard in shards for stored in shard.header.chunks.values()]
     return {
@@ -406,7 +413,7 @@ def _content(
 def _merged(contents: Sequence[bytearray], part: Part) -> bytes:
     """Return the bytes of a weight plus the product of its adapter's matrices, as float32.
 
-    `contents` has the bytes of the chunks of `part.read`.
+    `contents` contains the bytes of each chunk in `part.read`.
     """
     assert part.adapter is not None
     weight, a, b = (

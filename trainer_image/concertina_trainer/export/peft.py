@@ -1,4 +1,4 @@
-"""Export of low-rank adapters in the format of the library PEFT, apart from the model's frozen weights.
+"""Export of low-rank adapters, without the model's frozen weights, in the format of the library PEFT.
 
 The format: https://huggingface.co/docs/peft/developer_guides/checkpoint
 """
@@ -15,7 +15,7 @@ from concertina_trainer.format.hf_families import FAMILIES, Family
 PREFIX = "base_model.model."
 """First part of the names of PEFT's tensors, before the Hugging Face name of the module."""
 MATRICES = {f".{adapters.A}": ".lora_A.weight", f".{adapters.B}": ".lora_B.weight"}
-"""Ends of the names of an adapter's matrices in PEFT, by the ends in this project."""
+"""Ends of the names of an adapter's matrices in PEFT, keyed by the end of the name in this project."""
 
 
 def export(checkpoint: StoredCheckpoint) -> Export:
@@ -67,7 +67,8 @@ def _module(layer: str, family: Family) -> str:
     """Return the Hugging Face name of the module to which an adapter belongs.
 
     Raises:
-        InvalidInput: When the module also has the rows of other weights, so that it has several adapters.
+        InvalidInput: When the Hugging Face module contains the rows of several weights, so that it has several
+            adapters.
     """
     name = hf_names.theirs(f"{layer}{adapters.WEIGHT}", family)
     assert name is not None  # `config_json` found a family with these weights

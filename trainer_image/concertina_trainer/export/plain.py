@@ -18,13 +18,13 @@ from concertina_trainer.format.hf_names import MODEL
 
 
 def export(checkpoint: StoredCheckpoint, ema: bool = False) -> Export:
-    """Return the export of the weights of any model of the bundled trainer, also of a custom one.
+    """Return the export of the weights of any model of the bundled trainer, including custom models.
 
-    Adapters and frozen weights are exported as they are.
+    Adapters and frozen weights are exported separately, without merging or conversion.
 
     Args:
         checkpoint: Checkpoint to export.
-        ema: Whether to export the average of the weights. Frozen weights have none, and are exported themselves.
+        ema: Whether to export the average of each weight. A frozen weight has no average, and is exported unchanged.
 
     Raises:
         InvalidInput: When the bundled trainer has not saved the checkpoint, or the checkpoint has no average.

@@ -1,4 +1,4 @@
-"""Values of quantized frozen weights, computed by numpy. They equal those that the trainer computes by torch."""
+"""Values of quantized frozen weights, computed by numpy. They equal the values that the trainer computes by torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def as_quantized(weight: NDArray[np.float32], dtype: FrozenDtype) -> NDArray[np.float32]:
-    """Return the values `[rows, columns]` that a matrix of bfloat16 values has after its quantization.
+    """Return the values `[rows, columns]` that a matrix of bfloat16 values has after quantization to `dtype`.
 
     `concertina_trainer.model.quantized` describes the codes.
     """

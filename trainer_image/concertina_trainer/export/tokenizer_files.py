@@ -27,12 +27,12 @@ CLASS = "PreTrainedTokenizerFast"
 
 @dataclasses.dataclass(frozen=True)
 class ExportedTokenizer:
-    """Files of an exported tokenizer. There are none if the tokenizer can't be exported."""
+    """Files of an exported tokenizer. If the tokenizer can't be exported, there are no files."""
 
     files: Mapping[str, object]
-    """Contents of the files as JSON values, by file name."""
+    """Contents of the files as JSON values, keyed by file name."""
     message: str
-    """Sentence that says what was exported, or why nothing was and what to do."""
+    """Sentence that says what was exported, or why nothing was exported and what the user can do."""
     facts: TokenizerFacts | None = None
 
     @property
@@ -49,8 +49,8 @@ class ExportedTokenizer:
 def exported(trainer: TrainerConfig, digest: str, elsewhere: str = "") -> ExportedTokenizer:
     """Return the tokenizer of the data that a run with this configuration consumed.
 
-    `digest` is the digest of the run's data (`Reader.digest`). `elsewhere` is the present folder of the data if they
-    were moved. For a mixture, it is the folder of one of the data sets.
+    `digest` is the digest of the run's data (`Reader.digest`). `elsewhere` is the present folder of the data, or "" if
+    the data were not moved. For a mixture, `elsewhere` is the folder of one of the data sets.
     """
     try:
         folder, manifest = data_of(trainer, digest, elsewhere)
@@ -74,8 +74,8 @@ def exported(trainer: TrainerConfig, digest: str, elsewhere: str = "") -> Export
 def data_of(trainer: TrainerConfig, digest: str, elsewhere: str) -> tuple[ObjectPrefix, DataManifest]:
     """Return the folder and the manifest of the data that a run has consumed. See `exported` for the arguments.
 
-    If the run used a mixture of data sets, they have the same tokenizer. The result is then the first data set with a
-    chat template, or the first data set if there is no chat template.
+    The data sets of a mixture have the same tokenizer. For a mixture, the result is the first data set with a chat
+    template, or the first data set if there is no chat template.
 
     Raises:
         InvalidInput: When the data are missing, or are not those of the run.

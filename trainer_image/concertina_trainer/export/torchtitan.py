@@ -1,7 +1,7 @@
 """Export of a checkpoint as a folder from which torchtitan continues the training of a Llama model.
 
-torchtitan saves folders of torch.distributed.checkpoint (DCP). Its names, and its layout of queries, keys and values,
-differ from those of this project.
+torchtitan saves folders of torch.distributed.checkpoint (DCP). torchtitan's names of tensors, and its layout of
+queries, keys and values, differ from those of this project.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from trainingjob._dcp_entries import DerivedArray, Entry, StoredArray, Value
 
 OPTIMIZER, EMBEDDING, HEAD_OF_TITAN = "optimizer", "embedding.weight", "lm_head.weight"
 FIRST = r"blocks\.(\d+)\.attention\.query\.weight"
-"""Name of the first of the three weights that are one parameter in torchtitan's model."""
+"""Regular expression for the first of three weights that torchtitan's model stores as one parameter."""
 FURTHER = r"blocks\.\d+\.attention\.(?:key|value)\.weight"
 ROTATED = r"\.attention\.(?:query|key)\.weight$"
-"""Names of the weights and moments whose rows depend on which pairs of elements are rotated."""
+"""Regular expression for weights and moments whose order of rows depends on which elements form a rotated pair."""
 
 
 def convert(uri: str, folder: str | os.PathLike[str], advance: Callable[[int], None] = lambda size: None) -> str:
     """Write a checkpoint as a folder `step-<number>` of torchtitan, with weights, moments and the number of steps.
 
-    The folder has no position in torchtitan's data, so torchtitan must not load its data loader from it.
+    The folder contains no position in torchtitan's data, so torchtitan must not load its data loader from the folder.
 
     Args:
-        uri: URI of a checkpoint, or of a run's folder for the checkpoint that LATEST names.
+        uri: URI of a checkpoint or of a run's folder. In a run's folder, the checkpoint that LATEST names is written.
         folder: Empty or new folder on this machine.
         advance: Function that is called with the number of bytes just read.
 
@@ -78,7 +78,7 @@ def _check(uri: str, trainer: TrainerConfig) -> None:
     """Check that torchtitan's Llama and its AdamW compute the same as the bundled trainer.
 
     Raises:
-        InvalidInput: When they do not.
+        InvalidInput: When torchtitan computes something else.
     """
     rotated = trainer.model.model_copy(update={"rotary_pairs": RotaryPairs.halves})
     family = None if trainer.model.custom or trainer.model.lora else hf_config.family_of(rotated)
@@ -119,9 +119,9 @@ def _weight_names(arrays: Mapping[str, StoredArray]) -> list[str]:
 
 
 def _parameters(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the weights of each parameter of torchtitan's model, by the parameter's name.
+    """Return the names of the weights in each parameter of torchtitan's model, keyed by the parameter's name.
 
-    Query, key and value are one parameter there.
+    In torchtitan's model, query, key and value are one parameter.
     """
     parameters: dict[str, list[str]] = {}
     for name in names:
@@ -167,7 +167,7 @@ def _entry(path: tuple[str, ...], sources: Sequence[StoredArray], model: ModelCo
 def _adjacent(tensor: Tensor, head_dim: int) -> Tensor:
     """Return the rows `[heads * head_dim, columns]` in an order in which the elements of a rotated pair are adjacent.
 
-    In this project's other order, a pair consists of an element of the first half of the head and one of the second.
+    In the input, a pair consists of an element of the first half of the head and an element of the second half.
     """
     heads = tensor.view(-1, 2, head_dim // 2, *tensor.shape[1:])
     return heads.transpose(1, 2).flatten(0, 2)

@@ -1,7 +1,8 @@
 """Names of low-rank adapters.
 
 The adapter of the weight NAME.weight has two matrices, NAME.lora_a and NAME.lora_b. The weights of a layer's experts
-are one tensor NAME, whose adapters are two tensors, NAME_lora_a and NAME_lora_b. The module does not import torch.
+are one tensor NAME. The adapters of these weights are two tensors, NAME_lora_a and NAME_lora_b. The module does not
+import torch.
 """
 
 from __future__ import annotations

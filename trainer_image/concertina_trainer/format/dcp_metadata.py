@@ -1,7 +1,7 @@
 """`.metadata`: the index of a folder of torch.distributed.checkpoint (DCP).
 
-The file is a pickle, and a pickle can call any function. This module accepts only the names in ALLOWED. Each of them
-stands for a class or value of this module, so no code of torch or of another package runs.
+The file is a pickle, and a pickle can call any function. This module accepts only the names in ALLOWED. Each of these
+names is replaced by a class or value of this module, so no code of torch or of another package runs.
 
 The format is that of torch.distributed.checkpoint.metadata and .filesystem in torch 2.15. Before torch 2.3, the class
 for the properties of tensors was in the module TORCH_SHARDED.
@@ -20,18 +20,21 @@ from concertina_state.format.shardfile import ITEM_SIZES, Chunk, counts
 
 NAME = ".metadata"
 MOST_BYTES = 512 << 20
-"""Maximum size of the file."""
+"""Maximum size of a `.metadata` file in bytes."""
 MOST_FRAME = 1 << 20
 """Maximum number of bytes that torch.save adds to the bytes of one tensor."""
 DTYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
     "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
-"""Names of dtypes in safetensors, by the name in torch."""
+"""Name of each dtype in safetensors, keyed by the name in torch."""
 
 
 class _Record:
-    """Stand-in for a class of torch. It stores the fields that the pickle contains, without running code of torch."""
+    """Replacement for a class of torch.
+
+    It stores the fields that the pickle contains, without running code of torch.
+    """
 
     def __init__(self, *fields: Any) -> None:
         self.fields: Any = fields
@@ -85,12 +88,12 @@ ALLOWED: Mapping[tuple[str, str], Any] = {
     ("pathlib._local", "PosixPath"): _path,
     **{("torch", name): dtype for name, dtype in DTYPES.items()},
 }
-"""Stand-ins for everything that a `.metadata` may name."""
+"""Replacements for all names that a `.metadata` may contain, keyed by module and name."""
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Return the class of this module that stands for a class or function of torch in the pickle.
+        """Return the class of this module that replaces a class or function of torch in the pickle.
 
         Raises:
             InvalidInput: When the name is not in ALLOWED.
@@ -105,7 +108,7 @@ class _Unpickler(pickle.Unpickler):
 
 @dataclasses.dataclass(frozen=True)
 class Location:
-    """Place, in the files of a DCP folder, of an object that torch.save has written."""
+    """File and byte range of an object that torch.save has written into a DCP folder."""
 
     file: str
     begin: int
@@ -127,11 +130,11 @@ class DcpIndex:
 
     pieces: tuple[Piece, ...]
     values: Mapping[str, Location]
-    """Places of objects that are no tensors, by flat key."""
+    """Locations of objects other than tensors, keyed by flat key."""
 
 
 def parse(text: bytes, where: str) -> DcpIndex:
-    """Parse an index. `where` is the URI of its file.
+    """Parse the contents of an index. `where` is the URI of the index file.
 
     Raises:
         InvalidInput: When the index can't be read, or names something that is not allowed.
@@ -179,7 +182,7 @@ def _key(index: Any) -> tuple[str, tuple[int, ...] | None]:
 
 
 def _location(info: Any) -> Location:
-    """Return the place that a storage info describes.
+    """Return the Location that a storage info describes.
 
     Raises:
         InvalidInput: When the file is not in the folder itself, or is compressed.

@@ -29,9 +29,9 @@ NAME = "config.json"
 MOST_PREDICTION_LAYERS = 16
 MOST_BYTES, MOST_NAMED = 1 << 16, 6
 NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
-"""Fields of config.json that do not change what a model computes."""
+"""Fields of config.json that do not affect the model's computation."""
 OF_TRAINING = ("sequenceLength", "lora.rank", "lora.alpha", "lora.targets", "lora.dropout", "lora.frozenDtype")
-"""Fields of spec.trainer.model that are settings of training, and may differ although the model is the same."""
+"""Fields of spec.trainer.model that are settings of training, and may differ between runs of the same model."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,18 +39,21 @@ class Described:
     """Model that a config.json describes, and the reasons why the bundled decoder can't compute this model."""
 
     kind: str
-    """The field `model_type`."""
+    """Value of the field `model_type`."""
     fields: Mapping[str, object]
-    """Values of fields of spec.trainer.model, by path of the field."""
+    """Values of fields of spec.trainer.model, keyed by the field's path."""
     sources: Mapping[str, str]
-    """Name in config.json of a field of spec.trainer.model, by path; without fields that have no such name."""
+    """Name in config.json of each field of spec.trainer.model that has one, keyed by the field's path."""
     problems: Sequence[str]
-    """Reasons why the bundled decoder can't compute the model, one clause each.
+    """Reasons why the bundled decoder can't compute the model, each as part of a sentence.
 
     A reason is a feature that the decoder does not have, or a field that is missing.
     """
     prediction_layers: int = 0
-    """Number of layers after the last one that predict further tokens, which the decoder leaves out."""
+    """Number of layers after the last decoder layer that predict further tokens.
+
+    The decoder leaves out these layers.
+    """
 
     @property
     def family(self) -> Family:
@@ -76,7 +79,7 @@ class Described:
 
 
 def read(text: bytes, where: str) -> Described:
-    """Return the model that the contents of a config.json describe. `where` is its place, for messages.
+    """Return the model that the contents of a config.json describe. `where` is the file's URI, for messages.
 
     Raises:
         InvalidInput: When the bundled decoder does not compute this model. The message names each problem.
@@ -100,7 +103,7 @@ def read(text: bytes, where: str) -> Described:
 
 
 def fields_of(text: bytes, where: str) -> dict[str, Any]:
-    """Return the fields of a config.json that describe the model. `where` is its place, for messages.
+    """Return the fields of a config.json that describe the model. `where` is the file's URI, for messages.
 
     The fields in NOT_OF_THE_MODEL are left out.
 
@@ -122,7 +125,7 @@ def check_fields(text: bytes, where: str, options: Mapping[str, Any]) -> None:
     """Check that a config.json has the same fields as the model of `model.hf`, whose fields are `options`.
 
     Raises:
-        InvalidInput: When a field differs. The message has the fields and both values.
+        InvalidInput: When a field differs. The message names each such field and both values.
     """
     there = fields_of(text, where)
     differing = [name for name in sorted({*there, *options}) if there.get(name, ABSENT) != options.get(name, ABSENT)]
@@ -137,10 +140,10 @@ def check_fields(text: bytes, where: str, options: Mapping[str, Any]) -> None:
 
 
 def check(text: bytes, where: str, model: ModelConfig) -> Described:
-    """Check that the contents of a config.json describe `model`, and return what they describe.
+    """Check that the contents of a config.json describe `model`, and return the model that they describe.
 
     Raises:
-        InvalidInput: When a field differs. The message has each such field, both values, and what to set.
+        InvalidInput: When a field differs. The message names each such field, both values, and the setting to change.
     """
     found = read(text, where)
     _refuse(_differences(found.model(), model, found.sources), where)
@@ -155,10 +158,11 @@ def filled(model: ModelConfig, found: ModelConfig, where: str) -> ModelConfig:
     Args:
         model: Section spec.trainer.model. Any field of the architecture in this section must have the value of `found`.
         found: Model that the config.json at `model.from` describes.
-        where: Place of the config.json, for messages.
+        where: URI of the config.json, for messages.
 
     Raises:
-        InvalidInput: When `model` sets another value. The message has each such field, both values, and what to do.
+        InvalidInput: When a field of `model` has another value than in `found`. The message names each such field, both
+            values, and what to do.
     """
     experts = found.experts
     if experts is not None and model.experts is not None:
@@ -194,13 +198,13 @@ def check_ours(stored: ModelConfig, where: str, model: ModelConfig) -> None:
     """Check that `stored`, the model of a checkpoint of this trainer, has the same arithmetic as `model`.
 
     Raises:
-        InvalidInput: When a field differs. The message has each such field, both values, and what to set.
+        InvalidInput: When a field differs. The message names each such field, both values, and the setting to change.
     """
     _refuse(_differences(stored, model, {}), where)
 
 
 def family_of(model: ModelConfig) -> tuple[str, Family] | None:
-    """Return the first family (with its model_type) that has the arithmetic of this model, or None."""
+    """Return the model_type and the Family of the first family with the arithmetic of this model, or None."""
     for kind, family in FAMILIES.items():
         if not list(_lost(kind, model)):
             return kind, family
@@ -267,7 +271,7 @@ def described(config: Mapping[str, Any]) -> Described:
 
 
 def _multiple(value: object, unit: object) -> int | None:
-    """Return the positive whole number by which `unit` is multiplied to give `value`, or None if there is none."""
+    """Return the positive whole number n for which n * `unit` equals `value`, or None if there is no such n."""
     if not isinstance(value, int) or not isinstance(unit, int) or value <= 0 or unit <= 0 or value % unit:
         return None
     return value // unit
@@ -292,7 +296,7 @@ def _with_defaults(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
 def _written(kind: str, model: ModelConfig) -> dict[str, Any]:
     """Return a config.json of the family `kind` with the values of `model`.
 
-    Values for which the family has no field are left out, so the result may describe another model (see `_lost`).
+    Values for which the family has no field are left out, so the result may describe a different model (see `_lost`).
     """
     family, values = FAMILIES[kind], resolved(model)
     sources = {**COMMON, **family.fields}
@@ -346,10 +350,10 @@ def _different(stored: ModelConfig, model: ModelConfig) -> Iterator[tuple[str, o
 
 
 def _differences(stored: ModelConfig, model: ModelConfig, sources: Mapping[str, str]) -> Sequence[str]:
-    """Return a clause, for an error message, for each field in which the two models compute differently.
+    """Return part of an error message for each field in which the two models compute differently.
 
-    `sources` maps the path of a field of spec.trainer.model to the name of the field in config.json. A clause uses the
-    name in config.json if there is one, and the path otherwise.
+    `sources` maps the path of a field of spec.trainer.model to the name of the field in config.json. A part of the
+    message uses the name in config.json if there is one, and the path otherwise.
     """
     clauses = []
     for path, value, current in _different(stored, model):

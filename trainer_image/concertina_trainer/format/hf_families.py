@@ -1,8 +1,8 @@
-"""Families of Hugging Face models that the bundled decoder computes, by `model_type`.
+"""Families of Hugging Face models that the bundled decoder can compute, keyed by `model_type`.
 
 A family maps fields of config.json to fields of spec.trainer.model, and the names of this project's weights to those of
-Hugging Face. Every family has the fields COMMON and the names NAMES, unless it states other ones. Sources:
-configuration_*.py and modeling_*.py of transformers 5.
+Hugging Face. Every family has the fields COMMON and the names NAMES, except where the family's own entries replace
+them. Sources: configuration_*.py and modeling_*.py of transformers 5.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMMON = {
     "tie_word_embeddings": "tieEmbeddings",
     "rms_norm_eps": "normEpsilon",
 }
-"""Fields of spec.trainer.model by the field of config.json that has the same value."""
+"""Fields of spec.trainer.model, keyed by the field of config.json with the same value."""
 DEFAULTS: Mapping[str, object] = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
@@ -36,16 +36,16 @@ DEFAULTS: Mapping[str, object] = {
 """Default values of transformers for fields that are absent in config.json."""
 PLAIN: Mapping[str, object] = {"hidden_act": "silu", "partial_rotary_factor": 1.0}
 NULLABLE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
-"""Fields of config.json in which null is a value of its own. In other fields null counts as absent."""
+"""Fields of config.json in which null has a meaning of its own. In other fields, null counts as absent."""
 NO_WINDOW = {"use_sliding_window": False}
 EXPERTS_EVERYWHERE: Mapping[str, object] = {"decoder_sparse_step": 1, "mlp_only_layers": []}
-"""Fields of Qwen's models, with the values for experts in every layer."""
+"""Fields of config.json of Qwen's models, with their values if every layer has experts."""
 ENDS = {
     "embedding.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
     "head.weight": "lm_head.weight",
 }
-"""Hugging Face names of the weights outside of layers, by the name in this project."""
+"""Hugging Face names of the weights outside of layers, keyed by the name in this project."""
 NAMES = {
     "attention_norm.weight": "input_layernorm.weight",
     "attention.query.weight": "self_attn.q_proj.weight",
@@ -57,7 +57,7 @@ NAMES = {
     "feed_forward.up.weight": "mlp.up_proj.weight",
     "feed_forward.down.weight": "mlp.down_proj.weight",
 }
-"""Hugging Face names of the weights within a layer, by the name in this project."""
+"""Hugging Face names of the weights within a layer, keyed by the name in this project."""
 QKV_BIAS = {
     "attention.query.bias": "self_attn.q_proj.bias",
     "attention.key.bias": "self_attn.k_proj.bias",
@@ -102,39 +102,45 @@ class Family:
     architecture: str
     """Name of the model's class in transformers."""
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Fields of spec.trainer.model by field of config.json, in addition to COMMON or in place of its entries."""
+    """Fields of spec.trainer.model, keyed by field of config.json. They extend COMMON or replace entries of COMMON."""
     defaults: Mapping[str, object] = field(default_factory=dict)
     """Values of absent fields that differ from DEFAULTS in this family."""
     only: Mapping[str, object] = field(default_factory=dict)
-    """Fields of config.json for which the decoder supports only this value."""
+    """Fields of config.json for which the decoder supports only one value, with that value."""
     fixed: Mapping[str, object] = field(default_factory=dict)
-    """Fields of spec.trainer.model without a field in config.json, with the value in all models of the family."""
+    """Values, the same in all models of the family, of fields of spec.trainer.model that config.json lacks."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Hugging Face names within a layer, by this project's name, in addition to NAMES or in place of its entries."""
-    fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Hugging Face tensors within a layer that hold the rows of several weights one after another, by name.
+    """Hugging Face names within a layer, keyed by this project's name.
 
-    Each value is this project's names of these weights, in the order of the rows.
+    They extend NAMES or replace entries of NAMES.
+    """
+    fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Hugging Face tensors within a layer that consist of the rows of several weights one after another, keyed by name.
+
+    Each value lists this project's names of these weights, in the order of the rows.
     """
     shared_width: str | None = None
-    """Field with the combined width of the shared experts, which must be a multiple of the width of an expert."""
-    prediction_layers: str | None = None
-    """Field with the number of layers after the last one that predict further tokens. The decoder has no such layers.
+    """Name of the config.json field with the combined width of the shared experts.
 
-    Files may contain these layers. They are not loaded, as in transformers.
+    The width must be a multiple of the width of one expert.
+    """
+    prediction_layers: str | None = None
+    """Name of the config.json field with the number of layers after the last one that predict further tokens.
+
+    The decoder has no such layers. If a file contains these layers, they are not loaded, as in transformers.
     """
     windows: bool = False
     """True if the field sliding_window gives layers an attention window. Otherwise the field is ignored."""
     needs_window: bool = False
     """True if transformers needs a number in sliding_window."""
     full_every: int | None = None
-    """Distance of layers without a window, where no field says otherwise. None: all layers have a window."""
+    """Distance between layers without a window if no field of config.json gives it. None: all layers have a window."""
     window_pattern: bool = False
-    """True if sliding_window_pattern is that distance."""
+    """True if the field sliding_window_pattern of config.json gives the distance between layers without a window."""
     whole_heads: bool = False
     """True if transformers requires that hidden_size is a multiple of num_attention_heads."""
     other_names: Mapping[str, str] = field(default_factory=dict)
-    """Alternative names of fields in config.json, which some versions of transformers write, with the usual name."""
+    """Usual names of fields in config.json, keyed by the alternative name that some versions of transformers write."""
 
 
 FAMILIES = {
@@ -396,4 +402,7 @@ FAMILIES = {
         other_names={"num_local_experts": "n_routed_experts"},
     ),
 }
-"""Families by `model_type`. A model is exported as the first family that computes as the model does."""
+"""Families, keyed by `model_type`.
+
+A model is exported as the first family in this order that has the model's arithmetic.
+"""

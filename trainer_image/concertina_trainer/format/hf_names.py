@@ -25,26 +25,29 @@ class OwnName:
 
     name: str
     expert: int | None = None
-    """Number of the expert if the tensor is one expert's part of the weight, or None for the whole weight."""
+    """Number of the expert whose part of the weight the tensor contains, or None for the whole weight."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Place of a tensor of a file in a tensor of a module of transformers."""
+    """Position of a file's tensor within a tensor of a module of transformers."""
 
     name: str
     """Name of the module's tensor."""
     whole: tuple[int, ...] = ()
-    """Shape of the module's tensor, if the file has a part of it."""
+    """Shape of the module's whole tensor, if the file's tensor is only a part of it."""
     box: Box | None = None
-    """Part of the module's tensor, or None for the whole tensor. In the file, the part has no first dimension."""
+    """Part of the module's tensor that the file's tensor contains, or None for the whole tensor.
+
+    In the file, a part lacks the first dimension.
+    """
 
 
 def theirs(name: str, family: Family) -> str | None:
     """Return the Hugging Face name of a weight (without the prefix MODEL), or None if the family has no such weight.
 
     The name contains EXPERT if there is a tensor for each expert. Several weights have the same Hugging Face name if
-    one tensor holds the rows of all of them.
+    one tensor contains the rows of all of these weights.
     """
     if (layer := re.fullmatch(_LAYER, name)) is None:
         return ENDS.get(name)
@@ -55,7 +58,8 @@ def theirs(name: str, family: Family) -> str | None:
 def ours(name: str, family: Family) -> Sequence[OwnName]:
     """Return this project's names for a Hugging Face tensor, or an empty list if the decoder has no such weight.
 
-    A tensor that holds the rows of several weights has several names, in the order of the rows.
+    For a tensor that contains the rows of several weights, the result is the names of these weights in the order of the
+    rows.
     """
     if (layer := re.fullmatch(_THEIR_LAYER, name)) is None:
         return [OwnName(own) for own, other in ENDS.items() if other == name]
@@ -68,7 +72,7 @@ def ours(name: str, family: Family) -> Sequence[OwnName]:
 
 
 def layer_of(name: str) -> int | None:
-    """Return the number of the layer of a Hugging Face tensor, or None if it does not belong to a layer."""
+    """Return the number of the layer to which a Hugging Face tensor belongs, or None if it belongs to none."""
     layer = re.fullmatch(_THEIR_LAYER, name)
     return None if layer is None else int(layer[1])
 

@@ -1,7 +1,7 @@
-"""Rotary positions in config.json.
+"""Mapping of rotary positions between config.json and spec.trainer.model.
 
-Versions of transformers have written these settings in three places: at the top level, in rope_scaling, and in
-rope_parameters.
+Versions of transformers have written the settings of rotary positions in three places: at the top level, in
+rope_scaling, and in rope_parameters.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SCALINGS: Mapping[str, tuple[RopeScalingType, Mapping[str, str]]] = {
         },
     ),
 }
-"""Types of position scaling, by the value of rope_type in config.json.
+"""Types of position scaling, keyed by the value of rope_type in config.json.
 
 Each value is the type in this project, and a mapping from fields of config.json to fields of ropeScaling.
 """
@@ -50,12 +50,12 @@ NO_SCALING = ("rope_theta", "rope_type", "rope_local_base_freq", "rope_local_typ
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Values of some fields of spec.trainer.model that a config.json describes, and problems with them."""
+    """Some fields of spec.trainer.model that a config.json describes, and reasons why they can't be used."""
 
     fields: dict[str, object]
-    """Values of fields of spec.trainer.model, by path of the field."""
+    """Values of fields of spec.trainer.model, keyed by the field's path."""
     sources: dict[str, str]
-    """Name in config.json of a field of spec.trainer.model, by path of the field."""
+    """Names in config.json of fields of spec.trainer.model, keyed by the field's path."""
     problems: Sequence[str]
 
 
@@ -72,14 +72,14 @@ def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def contradictions(config: Mapping[str, Any], windows_have_their_own: bool) -> list[str]:
-    """Return a clause for each field to which this config.json gives several different values.
+    """Return part of a sentence about each field to which this config.json gives several different values.
 
     A config.json can contain a field in several places. Each version of transformers reads some of these places, and
     `rope_of` reads others.
 
     Args:
         config: Fields of config.json.
-        windows_have_their_own: True if the family has other positions in layers with a window.
+        windows_have_their_own: Whether the family uses separate rotary positions in layers with a window.
     """
     scaling, parameters = config.get("rope_scaling") or {}, config.get("rope_parameters") or {}
     problems = []

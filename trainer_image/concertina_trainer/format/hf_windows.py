@@ -11,11 +11,14 @@ from concertina_trainer.format.hf_families import Family
 from concertina_trainer.format.hf_positions import Part
 
 WINDOW, FULL = "sliding_attention", "full_attention"
-"""Values in the list layer_types."""
+"""Values that the list layer_types of config.json can contain."""
 
 
 def windows(values: Mapping[str, Any], family: Family) -> Part:
-    """Return the attention windows that a config.json describes. `values` has its fields and the family's defaults."""
+    """Return the attention windows that a config.json describes.
+
+    `values` contains the fields of config.json, and the family's defaults for absent fields.
+    """
     size, layers = values.get("sliding_window"), values.get("num_hidden_layers")
     if family.needs_window and size is None:
         return Part({}, {}, ["sliding_window is null, and the bundled decoder needs a number in this model family"])

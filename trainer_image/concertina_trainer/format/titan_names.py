@@ -32,9 +32,10 @@ _NAMES = (
 `{}` stands for the number of the layer.
 """
 FUSED = "layers.{}.attention.qkv_linear.wqkv.weight"
-"""Name in torchtitan of a tensor with the rows of query, key and value: of its moments, while weights are apart.
+"""Name in torchtitan of the moments of query, key and value, which are one tensor although the weights are three.
 
-For each head of keys, it has the rows of the queries' heads, then those of the key, then those of the value.
+For each key head, the tensor contains the rows of the query heads, then the rows of the key, then the rows of the
+value.
 """
 _OURS = {pattern: own for own, theirs, earlier in _NAMES for pattern in (theirs, *earlier)}
 _THEIRS = {own: theirs for own, theirs, _ in _NAMES}
@@ -46,12 +47,12 @@ def ours(name: str) -> str | None:
 
 
 def theirs(name: str) -> str | None:
-    """Return the name in torchtitan's Llama of a weight of this project, or None if it has no such weight."""
+    """Return the name in torchtitan's Llama of a weight of this project, or None if Llama has no such weight."""
     return _renamed(name, _THEIRS)
 
 
 def fused_layer(name: str) -> str | None:
-    """Return the number of the layer if a tensor has the rows of query, key and value (FUSED), and None otherwise."""
+    """Return the number of the layer if a tensor contains the rows of query, key and value (FUSED), otherwise None."""
     match = re.fullmatch(re.escape(FUSED).replace(r"\{\}", LAYER), name)
     return match[1] if match else None
 

@@ -1,7 +1,7 @@
 """Continuation of a prompt by the model of a checkpoint, in one process.
 
-Each token is computed from the whole text before it. Keys and values are not kept, so the time of a token grows with
-the length of the text.
+Each token is computed from the whole text before it. Keys and values are not cached, so the time to compute a token
+grows with the length of the text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from concertina_trainer.model.spec import DataShape
 from concertina_trainer.parallel.shard import HALF
 
 _MULTIPLE = 64
-"""Lengths of texts are filled up to a multiple of this, so that kernels are compiled for few lengths."""
+"""Multiple of tokens to which texts are padded, so that kernels are compiled for few lengths."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Sampling:
     """Settings for the choice of each next token."""
 
     tokens: int = 256
-    """Most tokens to generate."""
+    """Maximum number of tokens to generate."""
     temperature: float = 0.0
-    """Divisor of the logits. 0 chooses the most probable token."""
+    """Divisor of the logits. With 0, the most probable token is chosen."""
     top_p: float = 1.0
-    """Only the most probable tokens are chosen from, as few as have this probability together."""
+    """Total probability of the tokens to choose from: the fewest most probable tokens that reach it together."""
     seed: int = 0
 
 
@@ -53,7 +53,7 @@ class Continuation:
 
         Args:
             checkpoint: Checkpoint to load.
-            data: Folder of the run's data if they have been moved.
+            data: Present folder of the run's data, or "" if the data have not been moved.
             device: Device of the model. Default: a GPU if there is one.
 
         Raises:

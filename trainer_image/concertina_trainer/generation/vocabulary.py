@@ -26,8 +26,7 @@ class Vocabulary:
     ends: frozenset[int]
     """Tokens that end a text."""
     chat: Callable[[str], str] | None
-    """Function that returns the text of a chat in which the assistant is asked something, or None without a template.
-    """
+    """Function that returns the text of a chat with one question to the assistant, or None without a chat template."""
 
 
 def read_vocabulary(folder: ObjectPrefix, manifest: DataManifest) -> Vocabulary:
@@ -62,7 +61,7 @@ def read_vocabulary(folder: ObjectPrefix, manifest: DataManifest) -> Vocabulary:
 
 
 def read_template(folder: ObjectPrefix, manifest: DataManifest) -> ChatTemplate | None:
-    """Return the chat template that data were built with, or None if they have none.
+    """Return the chat template with which data were built, or None if they were built without one.
 
     Raises:
         InvalidInput: When the template is missing, or differs from the one that the data were built with.

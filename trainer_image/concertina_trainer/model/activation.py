@@ -1,4 +1,4 @@
-"""Activation functions of the feed-forward's gate."""
+"""Activation functions for the gate of a feed-forward network."""
 
 from __future__ import annotations
 

@@ -21,11 +21,11 @@ from concertina_trainer.model.precision import precise
 from concertina_trainer.model.soft_cap import soft_capped
 
 Mask: TypeAlias = Any
-"""Bool tensor `[batch or 1, 1, queries, keys]`, or a BlockMask of FlexAttention."""
+"""Attention mask: a bool tensor `[batch or 1, 1, queries, keys]`, or a BlockMask of FlexAttention."""
 BLOCK = 128
 """Number of queries, and number of keys, in one block of a FlexAttention mask."""
 PAIRS_AT_ONCE = 1 << 26
-"""Number of pairs of a query and a key to examine at once while a mask's blocks are computed.
+"""Maximum number of pairs of a query and a key to examine at once, when the blocks of a mask are computed.
 
 The number bounds the temporary memory, because each pair takes some bytes.
 """
@@ -40,11 +40,11 @@ class Context(Protocol):
         ...
 
     def queries(self, length: int, device: torch.device) -> Tensor:
-        """Return the positions in a sequence of `length` tokens that this rank computes, int64 `[length / size]`."""
+        """Return the positions that this rank computes in a sequence of `length` tokens, int64 `[length / size]`."""
         ...
 
     def keys(self, length: int, device: torch.device) -> Tensor:
-        """Return the position in the sequence of each key that `gather` returns, as int64 `[length]`.
+        """Return the position in the sequence of each key in the result of `gather`, int64 `[length]`.
 
         The gathered keys are in the order of ranks, which is not the order of the sequence.
         """
@@ -53,8 +53,8 @@ class Context(Protocol):
     def gather(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and values of all tokens, gathered from the ranks of the context group.
 
-        `key` and `value` have the tokens of this rank, `[batch, heads, length / size, head_dim]`. The results are
-        `[batch, heads, length, head_dim]`, in the order that `keys` returns.
+        `key` and `value` are those of this rank's tokens, `[batch, heads, length / size, head_dim]`. The results are
+        `[batch, heads, length, head_dim]`, in the order of the positions that the method `keys` returns.
         """
         ...
 
@@ -77,13 +77,14 @@ def causal_mask(
     FlexAttention has no backward pass, the mask is a bool tensor with an element for each pair of tokens.
 
     Args:
-        document_ids: `[batch, length]`, the document of each token of a whole sequence. None: documents are not
-            separated.
+        document_ids: Number of the document of each token in whole sequences, `[batch, length]`. None: documents are
+            not separated.
         length: Number of tokens of a whole sequence.
         context: Division of the sequence among the ranks of a context group. None: each rank has whole sequences.
         device: Device of the mask.
         window: Number of tokens that a token attends to, itself included. None: itself and all tokens before it.
-        needed: Whether to return a mask even if plain causal attention suffices. `attend` needs one for a soft cap.
+        needed: Whether to return a mask even if plain causal attention suffices. For example, `attend` needs a mask to
+            apply a soft cap.
     """
     size = length if window is None else min(window, length)
     if document_ids is None and context is None and size == length and not needed:
@@ -104,7 +105,7 @@ def _pairs(document_ids: Tensor | None, queries: Tensor, keys: Tensor, window: i
 
 
 def _blocks(document_ids: Tensor | None, queries: Tensor, keys: Tensor, window: int) -> Mask:
-    """Return the same BlockMask as FlexAttention's create_block_mask, and use less memory.
+    """Return the BlockMask that FlexAttention's create_block_mask would return, but use less memory.
 
     create_block_mask takes three bytes for each pair of a query and a key. This function examines about PAIRS_AT_ONCE
     pairs at a time.
@@ -142,12 +143,12 @@ def _in_blocks(pairs: Tensor) -> Tensor:
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the key blocks to compute for each query block, in the form that BlockMask takes.
+    """Return the key blocks to compute for each query block, in the form that BlockMask requires.
 
     `blocks` is bool `[batch, query blocks, key blocks]`. The first result, int32 `[batch, 1, query blocks]`, is the
-    number of True blocks in each row. The second result, int32 `[batch, 1, query blocks, key blocks]`, has the indices
-    of each row's key blocks, those of the True blocks first. The dimension of size 1 is that of heads, which all have
-    the same mask.
+    number of True blocks in each row. The second result, int32 `[batch, 1, query blocks, key blocks]`, contains the
+    indices of each row's key blocks, the True blocks first. The dimension of size 1 stands for the heads, because all
+    heads have the same mask.
     """
     chosen = blocks[:, None].to(torch.int32)
     first = torch.argsort(chosen, dim=-1, descending=True, stable=True)
@@ -156,7 +157,7 @@ def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """Parameters for computing attention scores from queries and keys."""
+    """Parameters of the computation of attention scores from queries and keys."""
 
     gqa: bool
     """True if several query heads share a key head (grouped-query attention)."""
@@ -171,8 +172,8 @@ def attend(
 ) -> Tensor:
     """Return causal attention under `mask`, as `[batch, heads, queries, head_dim]`.
 
-    The soft cap of `scores` and the sinks are applied only with a mask. Callers with one of them therefore call
-    causal_mask with `needed`.
+    The soft cap of `scores` and the sinks are applied only if `mask` is not None. A caller that uses one of these two
+    therefore calls causal_mask with `needed`.
 
     Args:
         query: `[batch, heads, queries, head_dim]`.
@@ -180,8 +181,8 @@ def attend(
         value: `[batch, key heads, keys, head_dim]`.
         mask: Result of causal_mask.
         scores: How scores are computed from queries and keys.
-        sinks: Attention sinks, `[heads]`: a score of each head that takes part in the softmax and has no value (gpt-oss
-            model card, arXiv 2508.10925, section 2.2). None: the model has none.
+        sinks: Attention sinks, `[heads]`, or None if the model has none. A sink is one more score in the softmax of its
+            head, without a value vector (gpt-oss model card, arXiv 2508.10925, section 2.2).
     """
     gqa, scale = scores.gqa, scores.scale
     if mask is None:
@@ -207,7 +208,7 @@ def attend(
 def _by_pairs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores, sinks: Tensor | None) -> Tensor:
     """Compute attention with a soft cap or sinks on CPU, from the scores of all pairs of a query and a key.
 
-    No attention kernel of torch on CPU supports these.
+    On CPU, no attention kernel of torch supports a soft cap or sinks.
     """
     shared = query.size(1) // key.size(1)
     key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
@@ -221,7 +222,7 @@ def _by_pairs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: S
 
 @functools.cache
 def _cap_of(cap: float) -> Callable[..., Tensor]:
-    """Return the function that FlexAttention applies to each score.
+    """Return the function by which FlexAttention applies the soft cap `cap` to each score.
 
     The cache returns the same function for the same cap, so that torch.compile compiles it only once.
     """

@@ -59,11 +59,12 @@ class HeadNorm(RMSNorm):
 
 
 class Products:
-    """Matrix products at the beginning and at the end of a layer. Asynchronous tensor parallelism replaces this class.
+    """Matrix products at the beginning and at the end of a layer.
 
     The method `columns` multiplies the layer's input by its first weights (such as query, key and value). The method
-    `rows` multiplies the layer's intermediate result by its last weight (such as output). The argument `keys` has the
-    keys of dropout, or is None without dropout.
+    `rows` multiplies the layer's intermediate result by its last weight (such as output). The argument `keys` contains
+    the keys of dropout, or is None without dropout. With asynchronous tensor parallelism, another class replaces this
+    one.
     """
 
     def columns(self, x: Tensor, weights: Sequence[nn.Linear], keys: Tensor | None) -> Sequence[Tensor]:
@@ -140,10 +141,10 @@ PRODUCTS = (
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.higher_order.flex_attention,
 )
-"""Operations whose results selective activation checkpointing keeps, because they are expensive to recompute.
+"""Operations whose results selective activation checkpointing keeps, because recomputing them is expensive.
 
 In blocks that are not compiled, FlexAttention is a compiled function of its own, whose operations torch's activation
-checkpointing does not see. There the backward pass computes it again.
+checkpointing does not see. In such blocks, the backward pass therefore recomputes FlexAttention.
 """
 
 
@@ -187,9 +188,10 @@ class Block(nn.Module):
     ) -> Tensor:
         """Compute the block for x `[batch, length, dim]`, and return a tensor of the same shape.
 
-        `table` has the cosines and sines of the rotary positions. `weights` `[batch, length]` has the weight of each
-        token in the loss (see `MixtureOfExperts.forward`). `keys` `[batch, length]` has the keys of this layer's
-        dropout, or is None without dropout. Under tensor parallelism, both have the tokens of the whole group.
+        `table` contains the cosines and sines of the rotary positions. `weights` `[batch, length]` is the weight of
+        each token in the loss (see `MixtureOfExperts.forward`). `keys` `[batch, length]` contains the keys of this
+        layer's dropout, or is None without dropout. Under tensor parallelism, `weights` and `keys` contain the tokens
+        of the whole group.
         """
         result: Tensor
         # Nothing in a block draws random numbers.
@@ -219,7 +221,7 @@ class Block(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class StageLayers:
-    """Layers of one pipeline stage, by their numbers in the whole decoder."""
+    """Layers of one pipeline stage, given by the layers' numbers in the whole decoder."""
 
     blocks: range
     first: bool = True
@@ -276,11 +278,12 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Return logits `[batch, length, vocabulary]` for tokens `[batch, length]`, or the weighted sum of losses.
 
-        Under context parallelism, `length` is the number of this rank's tokens of each sequence, except for
+        Under context parallelism, `length` is the number of this rank's tokens of each sequence, except in the shape of
         `document_ids`. A pipeline stage that is not the first takes the output of the previous stage, `[batch, length,
         dim]`. A stage that is not the last returns a tensor of that shape. Under tensor parallelism, this tensor
         between stages is split along `length` over the tensor group. If gradients are enabled and `weights` is given,
-        the layers count the tokens of each expert, and the gradients include that of the experts' balancing loss.
+        the layers count the tokens of each expert, and the gradients include the gradient of the experts' balancing
+        loss.
 
         Args:
             x: Tokens `[batch, length]`, or the output of the previous stage.

@@ -61,17 +61,18 @@ class Router(nn.Module):
 def _of_all_tokens(parameter: Tensor) -> Tensor:
     """Return a parameter of the router, or the gate of the shared experts, as a plain tensor.
 
-    The ranks of a tensor group have the same parameter and different tokens, so its gradient is the sum over the group.
+    The ranks of a tensor group have the same parameter and different tokens, so the parameter's gradient is the sum
+    over the group.
     """
     return parameter.to_local(grad_placements=[Partial()]) if isinstance(parameter, DTensor) else parameter
 
 
 class Experts(nn.Module):
-    """Experts of a layer that are on this rank.
+    """Experts of a layer that are on this rank, as one module.
 
-    Three parameters hold the weights of all these experts: gate and up `[experts, hidden, dim]`, down `[experts, dim,
-    hidden]`. A weight `[experts, out, in]` with adapters (`model.lora`) has two more parameters, `[experts, rank, in]`
-    and `[experts, out, rank]`.
+    Three parameters contain the weights of all these experts: gate and up `[experts, hidden, dim]`, down `[experts,
+    dim, hidden]`. A weight `[experts, out, in]` with adapters (`model.lora`) has two more parameters, `[experts, rank,
+    in]` and `[experts, out, rank]`.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Experts(nn.Module):
         return self._product(self.activation(gate) * up, Projection.down, counts, keys)
 
     def _product(self, rows: Tensor, projection: Projection, counts: Tensor, keys: Tensor | None) -> Tensor:
-        """Multiply rows by the matrices `projection` of their experts, with their adapters."""
+        """Multiply rows by the matrices `projection` of the rows' experts, including adapters."""
         name = projection.value.lower()
         weight, *adapter = (
             p.to_local() if isinstance(p, DTensor) else p
@@ -138,7 +139,7 @@ class ClampedExperts(nn.Module):
     def forward(self, rows: Tensor, counts: Tensor, keys: Tensor | None = None) -> Tensor:
         """Compute the experts for rows `[n, dim]`, and return a tensor of the same shape (see `Experts.forward`).
 
-        There are no adapters, and so no dropout.
+        These experts have no adapters, and therefore no dropout.
         """
         gate_up, gate_up_bias, down, down_bias = (
             p.to_local() if isinstance(p, DTensor) else p
@@ -180,7 +181,7 @@ experts]`; the experts of this rank; and the key of each row for dropout, int64 
 
 
 def here(rows: Tensor, counts: Tensor, experts: nn.Module, keys: Tensor | None) -> Tensor:
-    """Compute the experts for `rows` without communication, because this rank has all of them (see Dispatch)."""
+    """Compute the experts for `rows` without communication, if this rank has all experts (see Dispatch)."""
     result: Tensor = experts(rows, counts, keys)
     return result
 
@@ -188,18 +189,18 @@ def here(rows: Tensor, counts: Tensor, experts: nn.Module, keys: Tensor | None) 
 OverSequences: TypeAlias = Callable[[Tensor], Tensor]
 """Function that sums counts `[sequences, n]` over the ranks that have tokens of the same sequences.
 
-Its argument has the counts of this rank's tokens, and its result those of the whole sequences.
+The argument contains the counts of this rank's tokens, and the result the counts of the whole sequences.
 """
 
 
 OwnTokens: TypeAlias = Callable[[Tensor], Tensor]
-"""Function that returns the values of the tokens that this rank routes, of values `[batch, length]` of tokens."""
+"""Function that selects, from the values `[batch, length]` of tokens, those of the tokens that this rank routes."""
 
 
 def whole(values: Tensor) -> Tensor:
-    """Return `values` unchanged. This is the function to use if this rank has all tokens of its sequences.
+    """Return `values` unchanged, for a rank that has all tokens of its sequences.
 
-    OverSequences and OwnTokens describe the functions that are used instead if it does not.
+    OverSequences and OwnTokens describe the functions for a rank that has only a part of these tokens.
     """
     return values
 
@@ -242,7 +243,7 @@ class MixtureOfExperts(nn.Module):
         """
 
     def count(self, loads: Tensor | None) -> None:
-        """Add one microbatch's number of tokens of each expert, int64 `[experts]`, to `loads`.
+        """Add the number of tokens of each expert in one microbatch, int64 `[experts]`, to `self.loads`.
 
         None stands for no tokens.
         """
@@ -258,8 +259,8 @@ class MixtureOfExperts(nn.Module):
 
         `weights` `[batch, length]` is the weight of each token in the loss, 0 for padding. If `weights` is given,
         gradients include the gradient of the balancing loss. `keys` `[batch, length]` are the keys of the layer's
-        dropout, or None without dropout. Under tensor parallelism, both have the tokens of the whole group, and x those
-        of this rank.
+        dropout, or None without dropout. Under tensor parallelism, `weights` and `keys` contain the tokens of the whole
+        group, and `x` contains the tokens of this rank.
         """
         tokens = x.flatten(0, 1)
         scores, chosen = self.router(tokens)
@@ -299,8 +300,8 @@ def balance(
 ) -> tuple[Tensor, Tensor]:
     """Return the number of tokens that each expert was chosen for, int64 `[experts]`, and the balancing loss.
 
-    Both cover this rank's tokens. If other ranks have tokens of the same sequences, the balancing loss of the sequences
-    is the sum of the ranks' losses.
+    Both results cover this rank's tokens. If other ranks have tokens of the same sequences, the balancing loss of these
+    sequences is the sum of the losses of all these ranks.
 
     For each sequence, the loss is the sum of its tokens' weights, times the sum over experts of f * P. P is the
     expert's mean chance over the tokens of the sequence. f is the fraction of choices that fell on the expert, times
@@ -335,11 +336,11 @@ def _counted(chosen: Tensor, experts: int) -> Tensor:
 
 
 class _WithLoss(torch.autograd.Function):
-    """Identity function of a tensor that also adds another loss (the balancing loss) to the backward pass.
+    """Identity function of a tensor that adds a second loss (the balancing loss) to the backward pass.
 
-    The tensor is an intermediate result of the main loss. The other loss therefore gets its gradient although no layer
-    and no pipeline stage passes it on to the output. The other loss is a plain sum over all microbatches and ranks, so
-    its gradient is 1.
+    The tensor is an intermediate result of the main loss. The backward pass therefore reaches the second loss, although
+    no layer and no pipeline stage passes this loss on to the output. The second loss is a plain sum over all
+    microbatches and ranks, so its gradient is 1.
     """
 
     @staticmethod

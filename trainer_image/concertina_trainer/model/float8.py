@@ -3,8 +3,8 @@
 Each row of a factor is multiplied by the largest power of two with which its elements fit into float8. In the forward
 pass, a row is one token of the input, or one output of the weight. In the gradient of the input, a row is one token of
 the gradient, or one input of the weight. The scale of a token therefore does not depend on the other tokens of its
-microbatch. These would be different with another number of ranks. The gradient of the weight is a sum over tokens, so
-it is computed in bfloat16.
+microbatch. With another number of ranks, a microbatch would contain different tokens. The gradient of the weight is a
+sum over tokens, so this gradient is computed in bfloat16.
 
 Source of the format: Micikevicius et al. 2022, FP8 Formats for Deep Learning (arXiv 2209.05433).
 """
@@ -21,7 +21,7 @@ from concertina_state.errors import InvalidInput
 from concertina_trainer.model.decoder import Decoder
 
 LEAST_CAPABILITY = (9, 0)
-"""Compute capability from which CUDA multiplies float8 matrices with scales of rows."""
+"""Minimum compute capability with which CUDA multiplies float8 matrices that have a scale for each row."""
 _MOST_EXPONENT = 126
 
 
@@ -35,7 +35,10 @@ class Float8Linear(nn.Linear):
 
 
 def use_float8(model: Decoder) -> None:
-    """Make the linear layers of all blocks multiply in float8. Routers, experts and the output layer do not."""
+    """Make the linear layers of all blocks multiply in float8.
+
+    Routers, experts and the output layer are not changed.
+    """
     for block in model.blocks.values():
         for layer in block.modules():
             if type(layer) is nn.Linear:
@@ -43,7 +46,7 @@ def use_float8(model: Decoder) -> None:
 
 
 def check_device(device: torch.device) -> None:
-    """Check that the device multiplies in float8. A CPU rounds to float8 and multiplies in float32.
+    """Check that the device supports float8. On a CPU, values are rounded to float8 and multiplied in float32.
 
     Raises:
         InvalidInput: When the device does not support float8.

@@ -49,9 +49,9 @@ PEAK_FLOPS = {
     "NVIDIA L4": 121e12,
     "AMD Instinct MI300X": 1307e12,
 }
-"""Peak rates of devices in dense bfloat16 operations per second, by the device name that the driver reports.
+"""Peak rates of devices in dense bfloat16 operations per second, keyed by the name that the driver reports.
 
-The rates are those that the vendors state. A name must match exactly, because variants of one chip differ by up to a
+The rates are from the vendors' data sheets. A name must match exactly, because variants of one chip differ by up to a
 quarter. A MIG slice of a chip has the name of the whole chip.
 """
 
@@ -61,24 +61,24 @@ IN_ORDER = (
     (Projection.gate, Projection.up),
     (Projection.down,),
 )
-"""Matrices of a block in the order of computation. The matrices of one entry have the same input."""
+"""Matrices of a block in the order of computation. Matrices with the same input form one entry."""
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Return the peak rate of one device in operations per second, or None if PEAK_FLOPS does not have it."""
+    """Return the peak rate of a device in operations per second, or None if PEAK_FLOPS does not list the device."""
     import torch  # `concertina plan` counts operations without it
 
     return PEAK_FLOPS.get(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
 
 
 def orthogonalization_flops(rows: int, columns: int) -> float:
-    """Return the operations with which Muon orthogonalizes one matrix. MFU does not count them."""
+    """Return the number of operations with which Muon orthogonalizes one matrix. The MFU excludes them."""
     short, long = sorted((rows, columns))
     return ITERATIONS * (4.0 * short * short * long + 2.0 * short**3)
 
 
 def token_flops(config: ModelConfig, full_attention: bool = False) -> float:
-    """Return the operations of one token's forward and backward pass.
+    """Return the number of operations of the forward and backward pass for one token.
 
     If `full_attention` is True, attention also counts the pairs of tokens that the causal mask hides, as torchtitan
     does.
@@ -91,12 +91,12 @@ def token_flops(config: ModelConfig, full_attention: bool = False) -> float:
 
 
 def recomputed_flops(config: ModelConfig, activations: Activations, full_attention: bool = False) -> float:
-    """Return the operations of one token that activation checkpointing repeats in the backward pass.
+    """Return the number of operations for one token that activation checkpointing repeats in the backward pass.
 
     KeepProducts keeps the results of all matrix products and of attention, so it repeats none of these operations.
-    Recompute repeats the forward pass of each block up to the last tensor that the backward pass needs. This leaves out
-    the last product of a block if only the residual stream takes its result. `full_attention` has the meaning that it
-    has for `token_flops`.
+    Recompute repeats the forward pass of each block up to the last tensor that the backward pass needs. The last
+    product of a block is therefore not repeated if its result goes only to the residual stream. `full_attention` has
+    the same meaning as in `token_flops`.
     """
     if activations is not Activations.recompute:
         return 0.0
@@ -106,7 +106,7 @@ def recomputed_flops(config: ModelConfig, activations: Activations, full_attenti
 
 
 def _last_product(config: ModelConfig, layer: int) -> int:
-    """Return the number of weights of a block's last matrix, or 0 if a norm or a factor changes its result.
+    """Return the number of weights in the last matrix of a block, or 0 if a norm or a factor changes its result.
 
     Factors are the scores of a token's experts and the gate of shared experts.
     """
@@ -120,9 +120,9 @@ def _last_product(config: ModelConfig, layer: int) -> int:
 
 
 def _keys(config: ModelConfig, full_attention: bool) -> list[float]:
-    """Return the number of tokens that a token attends to in each layer, as the mean over a whole sequence's positions.
+    """Return the number of tokens to which a token attends in each layer, averaged over the sequence's positions.
 
-    If `full_attention` is True, it is the length of the sequence.
+    If `full_attention` is True, the number is the length of the sequence.
     """
     length, keys = config.sequence_length, []
     for layer in range(config.layers):
@@ -133,18 +133,21 @@ def _keys(config: ModelConfig, full_attention: bool) -> list[float]:
 
 
 def _before_the_first_adapter(config: ModelConfig) -> tuple[int, int]:
-    """Return the weights and the attention layers before the first adapter, which need no gradient of their input.
+    """Return the numbers of weights and of attention layers before the first adapter.
 
-    The result is a number of weights, and a number of layers whose attention needs no gradient. The backward pass ends
-    at the first trained weight. Without adapters, the first trained weight is the embedding, so both numbers are 0.
-    With adapters, the backward pass ends in the first block.
+    The backward pass computes no gradient of the input of these weights, and none of the attention of these layers,
+    because it ends at the first trained weight. Without adapters, the first trained weight is the embedding, so both
+    numbers are 0. With adapters, the backward pass ends in the first block.
     """
     if config.lora is None:
         return 0, 0
     weights, attends = 0, 0
 
     def shape(projection: Projection) -> tuple[int, int]:
-        """Return the shape in the first block, in which all experts of a token together are like one feed-forward."""
+        """Return the shape of a matrix in the first block.
+
+        All experts of a token together count as one feed-forward.
+        """
         inputs, outputs = config.shape(projection)
         if projection not in FEED_FORWARD or not config.routed(0):
             return inputs, outputs

@@ -2,7 +2,8 @@
 
 The options of the ModelSpec are the fields of the model's config.json. Code in the model's folder is never run: only
 the classes of the installed transformers are used. The models are in eval() mode, so that they draw no random numbers
-(dropout), and their results do not depend on the number of ranks. `hf_files` has the names of their tensors in files.
+(dropout), and their results do not depend on the number of ranks. The module `hf_files` contains the names of the
+models' tensors in files.
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ CHANGING_POSITIONS = ("dynamic", "longrope")
 """Types of rotary positions whose frequencies depend on the lengths of the documents that are computed together."""
 PROBE_LENGTH = 16
 SAME = 1e-5
-"""Largest change of logits that should not change, relative to the change of those that should."""
+"""Largest change of logits that must not change, relative to the change of logits that must change."""
 SAME_OF_EXPERTS = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 3e-2 / 2**3}
-"""The same in models with experts, whose products can round differently if other tokens are computed with them.
+"""The limit SAME for models with experts, keyed by dtype.
 
-Float16 has three significant bits more than bfloat16.
+Products of experts can round differently if other tokens are computed with them. Float16 has three significant bits
+more than bfloat16.
 """
 _OF_EXPERTS = 3
-"""Dimensions of a weight that holds several matrices."""
+"""Number of dimensions of a weight that consists of several matrices."""
 
 
 def build(options: Mapping[str, Any], data: DataShape) -> nn.Module:
@@ -139,7 +141,7 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def blocks(module: Any) -> Iterable[nn.Module]:
-    """Return the layers of the model, by the names of classes that transformers keeps on one device."""
+    """Return the model's layers. Their classes are those that transformers never splits over devices."""
     kinds = set(module._no_split_modules or ())
     found = {name: part for name, part in module.named_modules() if type(part).__name__ in kinds}
     outermost = [name for name in found if not any(name.startswith(f"{other}.") for other in found)]
@@ -157,7 +159,7 @@ def tied_names(module: nn.Module) -> dict[str, str]:
 
 
 def loss(module: Any, batch: Microbatch) -> Tensor:
-    """Return the weighted sum of the cross entropies of the next tokens, within their documents."""
+    """Return the weighted sum of the cross entropies of next tokens. The next token is of the same document."""
     is_fake = isinstance(batch.tokens, FakeTensor)  # `concertina plan`: the mask of documents would read values
     ids = None if is_fake else batch.document_ids
     if not is_fake and not getattr(module, "concertina_is_proved", False):
@@ -178,7 +180,7 @@ def loss(module: Any, batch: Microbatch) -> Tensor:
 def _logits(module: Any, tokens: Tensor, document_ids: Tensor | None) -> Tensor:
     """Return logits `[rows, length, vocabulary]`.
 
-    transformers separates the documents of a row if the positions begin again at 0.
+    transformers separates the documents of a row if the positions begin again at 0 in each document.
     """
     more = {} if document_ids is None else {"position_ids": positions(document_ids)}
     logits: Tensor = module(input_ids=tokens, use_cache=False, return_dict=True, **more).logits
@@ -257,7 +259,7 @@ def positions(document_ids: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _prove(module: Any, device: torch.device, documents: bool) -> bool:
-    """Check that a token depends on no later token, and, with `documents`, on no token of another document.
+    """Check that no token depends on a later token or, with `documents`, on a token of another document.
 
     Return False if the logits are not finite, so that nothing can be checked.
 
@@ -274,7 +276,10 @@ def _prove(module: Any, device: torch.device, documents: bool) -> bool:
     has_experts = any(parameter.dim() >= _OF_EXPERTS for parameter in module.parameters())
 
     def depends(changed: slice, on: slice, ids: Tensor | None) -> bool | None:
-        """Return whether the logits of the tokens `on` depend on the tokens `changed`; None if some are not finite."""
+        """Return whether the logits of the tokens `on` depend on the tokens `changed`.
+
+        None: some logits are not finite.
+        """
         others = tokens.clone()
         others[:, changed] = (3 * others[:, changed] + 7) % vocabulary
         logits = _logits(module, tokens, ids)
@@ -308,7 +313,7 @@ def _prove(module: Any, device: torch.device, documents: bool) -> bool:
 
 
 def left_out(module: Any) -> str:
-    """Return a name for a layer after the last one that files may have and transformers does not load, or ""."""
+    """Return the name of a layer after the last one that transformers does not load from files, or ""."""
     layers = module.config.get_text_config().num_hidden_layers
     further = f"model.layers.{layers}.mlp"  # predicts further tokens
     ignored = module._keys_to_ignore_on_load_unexpected or ()

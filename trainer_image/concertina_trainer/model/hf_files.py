@@ -1,4 +1,4 @@
-"""Names and places of the tensors of a model of transformers in its safetensors files.
+"""Names of the tensors of a transformers model in its safetensors files, and their positions in the model's tensors.
 
 transformers renames tensors when it reads a file, and merges the tensors of a layer's experts. This module applies the
 same rules (`transformers.conversion_mapping`) to names and shapes alone, so that each rank reads only its own part.
@@ -16,18 +16,18 @@ from concertina_trainer.format.hf_names import Place
 from concertina_trainer.model.hf import tied_names
 
 RENAMINGS = ("WeightRenaming", "PrefixChange")
-"""Classes of rules that rename a tensor, whatever other tensors there are."""
+"""Classes of rules that rename a tensor independently of other tensors."""
 STACK, JOIN = ("MergeModulelist", 0), ("Concatenate", 1)
-"""Operations of a rule: to stack the tensors of all experts, and to join the rows of several such stacks.
+"""Operations of a rule: STACK stacks the tensors of all experts, and JOIN joins the rows of several such stacks.
 
-Each is the name of a class of transformers, and the dimension.
+Each operation is given as the name of a class of transformers, and the dimension on which the class operates.
 """
 IN_EACH_EXPERT = "*."
 """Part of a pattern of names that matches the number of an expert, and the dot after it."""
 
 
 class HfFiles:
-    """Tensors of a module of transformers in files: where a file's tensor belongs, and how a tensor is written."""
+    """Mapping between the tensors of a module of transformers and the tensors in files."""
 
     def __init__(self, module: Any) -> None:
         """Read the rules of transformers for this module, which is neither sharded nor wrapped."""
@@ -46,10 +46,10 @@ class HfFiles:
         self._writing = [rule.reverse_transform() for rule in current.converters if _merges_experts(rule)]
 
     def place(self, name: str) -> Place | None:
-        """Return the place of a file's tensor in the module, or None if the module does not use the tensor.
+        """Return the Place of a file's tensor in the module, or None if the module does not use the tensor.
 
-        Some files leave out the prefix of the base model, or have the prefix although the module has none. A tied
-        weight has one place, under whichever of its names it is stored.
+        Some files leave out the prefix of the base model, or have the prefix although the module has none. For a tied
+        weight, the result is the same under each of its names.
 
         Raises:
             InvalidInput: When the module has no such tensor, or transformers converts it in a way that is not
@@ -76,7 +76,7 @@ class HfFiles:
         return self._place_of_expert(name, own, pattern)
 
     def names(self, own: str) -> list[tuple[str, Place]]:
-        """Return the names under which files contain a tensor of the module, each with the part of it in the file.
+        """Return the names under which files contain a tensor of the module, each with the file's part of the tensor.
 
         For tensors that the trainer can also read, these are the names that transformers' `save_pretrained` writes.
 
@@ -94,7 +94,10 @@ class HfFiles:
         )
 
     def _of_experts(self, own: str) -> list[str]:
-        """Return the names of the tensors of each expert in files, before they are renamed; empty if there are none."""
+        """Return the names in files of the tensors of each expert, before renaming.
+
+        Without experts, the result is empty.
+        """
         for rule in self._writing:
             name, pattern = rule.rename_source_key(own)
             if pattern is not None:
@@ -113,7 +116,7 @@ class HfFiles:
             return None
 
     def _place_of_expert(self, name: str, own: str, pattern: str) -> Place:
-        """Return the place of the tensor of one expert, or of a part of it, in the tensor of all experts.
+        """Return the Place of one expert's tensor, or of a part of it, in the tensor of all experts.
 
         Raises:
             InvalidInput: When transformers converts the tensor in another way, or when it belongs to no expert.
@@ -137,7 +140,7 @@ class HfFiles:
         return Place(own, whole, Box(offsets, (1, rows, *whole[2:])))
 
     def _check_renamings(self, name: str) -> None:
-        """Check that the rules that rename a tensor depend on no other tensor.
+        """Check that the rules that rename a tensor do not depend on other tensors.
 
         Raises:
             InvalidInput: When a rule may depend on other tensors.

@@ -1,8 +1,9 @@
 """Initial weights: each element depends only on the seed, the weight's name and the element's position.
 
-A rank computes only the elements that it holds, and training begins with the same bits in every layout. The random bits
-come from Philox, which computes its n-th block without the blocks before it (Salmon et al. 2011, Parallel Random
-Numbers: As Easy as 1, 2, 3). A normal number is the quantile of a uniform one, so each takes exactly 32 random bits.
+A rank computes only the elements of its own shards, and training begins with the same bits in every layout. The random
+bits come from Philox, which computes its n-th block without the blocks before it (Salmon et al. 2011, Parallel Random
+Numbers: As Easy as 1, 2, 3). A normal number is the quantile of a uniform number, so each normal number needs exactly
+32 random bits.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ RESIDUAL = (
 PER_BLOCK = 8
 """Number of normal numbers that one Philox block of 256 bits yields."""
 AT_ONCE = 1 << 20
-"""Number of elements to compute at once. Each takes 20 bytes of temporary memory."""
+"""Number of elements to compute at once. An element takes 20 bytes of temporary memory."""
 
 
 def initial_value(name: str, whole: Sequence[int], box: Box, config: ModelConfig, seed: int) -> Tensor:
-    """Return the initial values of one box of the decoder's weight `name`, float32 on CPU.
+    """Return the initial values of one box (rectangular part) of the decoder's weight `name`, float32 on CPU.
 
     `whole` is the shape of the whole weight, and the box is a range of indices in each of its dimensions. Norms begin
     as a multiplication by 1, and biases are 0. Matrices are normal; those that write into the residual stream have a
-    smaller standard deviation. Of an adapter's two matrices, B is 0, so their product is 0.
+    smaller standard deviation. The matrix B of an adapter is 0, so the product of the adapter's two matrices is 0.
     """
     if name.endswith(("_bias", ".sinks")):  # the biases of experts are matrices
         return torch.zeros(box.shape, dtype=torch.float32)
@@ -77,7 +78,7 @@ def normal(name: str, whole: Sequence[int], box: Box, seed: int, deviation: floa
 def _runs(whole: Sequence[int], box: Box) -> Iterator[tuple[int, int]]:
     """Yield the elements of a part of a tensor as ranges [begin, end) of the tensor's elements in row-major order.
 
-    `whole` is the shape of the tensor, and `box` the part.
+    `whole` is the shape of the tensor, and `box` is the part.
     """
     inner = len(whole)  # the box has all of the dimensions from here on
     while inner and box.shape[inner - 1] == whole[inner - 1]:
@@ -91,7 +92,7 @@ def _runs(whole: Sequence[int], box: Box) -> Iterator[tuple[int, int]]:
 
 
 def _normal(key: int, begin: int, end: int) -> Tensor:
-    """Return elements [begin, end) of the endless sequence of standard normal numbers of `key`, float64."""
+    """Return the elements [begin, end) of the infinite sequence of standard normal numbers for `key`, float64."""
     first = begin // PER_BLOCK
     blocks = -(-end // PER_BLOCK) - first
     bits = np.random.Philox(key=key, counter=first).random_raw(blocks * PER_BLOCK // 2).astype("<u8", copy=False)

@@ -17,7 +17,7 @@ from concertina_trainer.model import quantized
 from concertina_trainer.model.dropout import derived, keep_mask
 
 NUMBERS = {projection: number for number, projection in enumerate(Projection)}
-"""Number of each matrix of a block, from which its dropout masks are derived."""
+"""Number of each matrix of a block. The dropout masks of the matrix are derived from this number."""
 
 
 class LoraLinear(nn.Linear):
@@ -31,10 +31,10 @@ class LoraLinear(nn.Linear):
         self.scale, self.training_scale, self.dropout = lora.scale, lora.training_scale, lora.dropout
         self.number = NUMBERS[projection]
         self.columns = range(inputs)
-        """Columns of the input that this rank has. Tensor parallelism splits those of Output and Down."""
+        """Columns of the input that this rank has. Tensor parallelism splits the input columns of Output and Down."""
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
-        """Compute the layer for x `[batch, length, inputs]`. `keys` `[batch, length]`, if given, are its dropout keys.
+        """Compute the layer for x `[batch, length, inputs]`, with dropout if `keys` `[batch, length]` is given.
 
         Pass `keys` as a keyword argument, because tensor parallelism replaces positional arguments.
         """
@@ -71,7 +71,7 @@ def freeze(model: nn.Module) -> None:
 
 
 def set_frozen_dtype(model: nn.Module, dtype: FrozenDtype) -> None:
-    """Convert the frozen parameters to the dtype in which they are kept.
+    """Convert the frozen parameters to the dtype in which they are stored in memory.
 
     FSDP converts gathered weights to the dtype of the computation, so the layers do not see this dtype. Float32 means
     torch's default dtype.

@@ -38,13 +38,13 @@ _correct: ContextVar[list[Tensor] | None] = ContextVar("correct", default=None)
 
 @contextlib.contextmanager
 def correct_weights() -> Iterator[list[Tensor]]:
-    """Yield a list to which each loss that is computed in the context adds one element.
+    """Yield a list to which each loss that is computed within the context adds one element.
 
     The element is the sum of the weights of the tokens that are predicted correctly, a float64 scalar. A token is
-    predicted correctly if its logit is the largest. Among equal logits, that of the lowest token id counts as the
-    largest.
+    predicted correctly if its logit is the largest. Among equal logits, the logit with the lowest token id counts as
+    the largest.
 
-    The outputs of pipeline stages have fixed shapes, so the model can't return these sums beside the loss.
+    The outputs of pipeline stages have fixed shapes, so the model can't return these sums in addition to the loss.
     """
     found: list[Tensor] = []
     token = _correct.set(found)
@@ -55,7 +55,7 @@ def correct_weights() -> Iterator[list[Tensor]]:
 
 
 def count_correct(logits: Tensor, targets: Tensor, token_weights: Tensor) -> None:
-    """Add an element to the list of `correct_weights`, if there is one, for a loss of whole logits.
+    """For a loss of whole logits, add an element to the list of `correct_weights`, if there is such a list.
 
     Args:
         logits: `[rows, vocabulary]`.
@@ -78,7 +78,7 @@ def summed_cross_entropy(
         weight: Weight of the output layer, `[vocabulary, dim]`. If it is a DTensor, its rows are split over a mesh of
             one dimension (the tensor group), and every rank of the group has the same `x`.
         targets: `[batch, length]`, each below the size of the vocabulary.
-        token_weights: `[batch, length]`. Their gradients are the losses of the tokens.
+        token_weights: `[batch, length]`. The gradient of a token's weight is the token's loss.
         soft_cap: Soft cap of the logits (see `soft_capped`), or None.
     """
     mesh, offset, columns = None, 0, len(weight)
@@ -137,9 +137,9 @@ def _losses_and_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of each row of logits `[rows, vocabulary]`, and the gradient of the weighted sum of the losses.
 
-    The gradient is that with respect to the logits, and has their dtype. If `mesh` is given, the vocabulary is split
-    over its ranks, and `logits` has the columns of this rank. A target that is not among these columns is a column of
-    another rank.
+    The gradient is the one with respect to the logits, in the dtype of the logits. If `mesh` is given, the vocabulary
+    is split over the mesh's ranks, and `logits` contains the columns of this rank. A target that is not among these
+    columns is a column of another rank.
     """
     is_own = (targets >= 0) & (targets < logits.size(1))
     at_target = torch.arange(len(targets), device=targets.device), targets.where(is_own, 0)
@@ -163,8 +163,8 @@ def _correct_weight(
 ) -> Tensor:
     """Return the sum of the weights of the tokens whose logit is the largest, float64.
 
-    If `mesh` is given, the vocabulary is split over its ranks, and `logits` has the columns from `offset` on. Targets
-    are relative to `offset`.
+    If `mesh` is given, the vocabulary is split over the mesh's ranks, and `logits` contains the columns from `offset`
+    on. Targets are relative to `offset`.
     """
     largest, ids = logits.max(1)  # the first one of equal logits
     if mesh is not None:
@@ -180,7 +180,7 @@ def _reduced(tensor: Tensor, operation: str, mesh: DeviceMesh) -> Tensor:
 
 
 class _KnownGradient(Function):
-    """Return zero, with a gradient with respect to `tensor` that has been computed before.
+    """Autograd function that returns zero, with a gradient for `tensor` that was computed before.
 
     Adding this zero to a loss makes the backward pass use the given gradient. The input of the output layer and its
     weight each have a node of this class. Zero-bubble pipeline schedules compute the gradients of inputs and of weights

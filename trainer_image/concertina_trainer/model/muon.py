@@ -1,8 +1,8 @@
-"""The optimizer Muon (Jordan et al. 2024): the momentum of a matrix is orthogonalized before it is added.
+"""The optimizer Muon (Jordan et al. 2024), which orthogonalizes a matrix's momentum before adding it to the matrix.
 
 The orthogonalization needs the whole matrix, so the ranks that hold its shards gather it, one matrix at a time. Each of
-these ranks then computes the same result, and takes its own shard of it. All computations are in the dtype of the
-weights (decision "Muon orthogonalizes whole matrices in float32").
+these ranks then computes the same result, and uses its own shard of the result. All computations are in the dtype of
+the weights (decision "Muon orthogonalizes whole matrices in float32").
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from concertina_state.placement import Cut, box
 from concertina_trainer.config.optimizer_kinds import ITERATIONS
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the Newton-Schulz iteration, those of torch.optim.Muon."""
+"""Coefficients of the Newton-Schulz iteration, as in torch.optim.Muon."""
 EPSILON = 1e-7
-"""Least norm by which a matrix is divided, as in torch.optim.Muon. A matrix of zeros stays one."""
+"""Smallest norm by which a matrix is divided, as in torch.optim.Muon. A matrix of zeros therefore stays zero."""
 ROOT_MEAN_SQUARE = 0.2
 """Root mean square of an update with the learning rate 1, as usual for AdamW (Liu et al. 2025, arXiv 2502.16982)."""
 PIECE = 4 << 20
@@ -33,7 +33,7 @@ PIECE = 4 << 20
 def advanced(momentum: Tensor, gradient: Tensor, factor: float, nesterov: bool) -> Tensor:
     """Add a gradient to `momentum` in place, and return the matrix to orthogonalize.
 
-    The average is computed in the dtype of the gradient, and then rounded to that of `momentum`. The gradient is
+    The average is computed in the dtype of the gradient, and then rounded to the dtype of `momentum`. The gradient is
     overwritten.
     """
     average = momentum.to(gradient.dtype)  # `momentum` itself, if the dtypes are equal
@@ -44,7 +44,7 @@ def advanced(momentum: Tensor, gradient: Tensor, factor: float, nesterov: bool) 
 
 
 def scale(shape: torch.Size) -> float:
-    """Return the factor with which the elements of an orthogonalized matrix of this shape get ROOT_MEAN_SQUARE."""
+    """Return the factor that gives the elements of an orthogonalized matrix the root mean square ROOT_MEAN_SQUARE."""
     return ROOT_MEAN_SQUARE * math.sqrt(max(shape[-2:]))
 
 
@@ -62,7 +62,7 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 
 
 def _iterated(batch: Tensor) -> Tensor:
-    """Orthogonalize matrices `[n, rows, columns]`. The products are smaller if the matrices are wide."""
+    """Orthogonalize matrices `[n, rows, columns]`. Wide matrices need smaller products than tall ones."""
     a, b, c = COEFFICIENTS
     tall = batch.size(1) > batch.size(2)
     x = batch.mT if tall else batch
@@ -76,9 +76,9 @@ def _iterated(batch: Tensor) -> Tensor:
 def direction(update: Tensor, parameter: Tensor) -> Tensor:
     """Return this rank's shard of an orthogonalized matrix.
 
-    `update` is this rank's shard of the matrix before. `parameter` is the weight, which is divided among ranks in the
-    same way. If it is a DTensor, all ranks of its mesh must call this function in the same order of parameters, even
-    ranks that have no elements of the parameter.
+    `update` is this rank's shard of the matrix before the orthogonalization. `parameter` is the weight, which is
+    divided among ranks in the same way. If it is a DTensor, all ranks of its mesh must call this function in the same
+    order of parameters, even ranks that have no elements of the parameter.
     """
     with _exact_products():
         if not isinstance(parameter, DTensor):

@@ -20,22 +20,22 @@ from concertina_trainer.model import muon
 BUCKET = 4 << 20
 """Number of elements to update at a time, if the update needs temporary tensors."""
 EMA = "ema"
-"""Kind of the average of the weights, in the names of a state."""
+"""Name of the average of the weights, as a kind of moment, in the names of a saved state."""
 EXPERT_BIASES = (
     ".experts.gate_up_bias", ".experts.down_bias", ".experts.gate_up_proj_bias", ".experts.down_proj_bias",
 )  # fmt: skip
 """Ends of the names of biases that have a row for each expert, in the decoder and in transformers."""
 EXPERTS, OF_EXPERTS = ".experts.", 3
-"""Part of the names of experts' weights, and the number of dimensions of those that have a matrix for each expert."""
+"""Part of the names of experts' weights, and number of dimensions of a weight with a matrix for each expert."""
 ARGUMENTS = {"epsilon": "eps"}
-"""Names of hyperparameters in torch, where they differ."""
+"""Names in torch of the hyperparameters whose names differ there."""
 REMAINING: Mapping[Schedule, Callable[[float], float]] = {
     Schedule.cosine: lambda progress: (1 + math.cos(math.pi * progress)) / 2,
     Schedule.linear: lambda progress: 1 - progress,
     Schedule.constant: lambda progress: 1.0,
     Schedule.warmup_stable_decay: lambda progress: 1 - math.sqrt(progress),
 }
-"""Functions that describe how the learning rate falls from its peak to its minimum, by schedule.
+"""Functions that describe how the learning rate falls from its peak to its minimum, keyed by schedule.
 
 Each function maps the progress of the schedule (0 to 1) to the learning rate (1 is the peak, 0 is the minimum).
 """
@@ -57,9 +57,9 @@ def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a DTensor, which shares the DTensor's memory, or a plain tensor itself.
+    """Return this rank's shard of a DTensor, in the DTensor's memory. A plain tensor is returned itself.
 
-    With gradients enabled, the result of a DTensor is a node of autograd's graph, which takes twenty times as long.
+    If gradients are enabled, the shard becomes a node of autograd's graph, and the call takes twenty times as long.
     """
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -122,7 +122,7 @@ def settings(config: OptimizerConfig, name: str, parameter: Tensor, embeddings: 
 
 
 def is_matrix(name: str, dimensions: int, blocks: Collection[str], embeddings: Collection[str]) -> bool:
-    """Return whether a parameter of `dimensions` dimensions is a matrix of a block, or has one for each expert.
+    """Return whether a parameter is a matrix of a block, or a tensor with one matrix of a block for each expert.
 
     Muon updates these parameters. `blocks` and `embeddings` are those of the model (see Parameters).
     """
@@ -156,8 +156,7 @@ class LocalOptimizer:
     exception: ranks gather them (see `muon`).
 
     With `exact`, the resulting bits do not depend on how a parameter is cut into shards. torch's fused kernels on CPU
-    do not have this property, because they compute the last few elements of a tensor with other instructions than the
-    elements before.
+    do not have this property, because they compute the last few elements of a tensor with different instructions.
     """
 
     def __init__(self, model: Parameters, config: OptimizerConfig, step: int, exact: bool = False) -> None:
@@ -165,9 +164,11 @@ class LocalOptimizer:
         self._blocks, self._embeddings = model.blocks(), model.embeddings()
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._matrices = {name: p for name, p in trained.items() if config.kind.others and self._is_matrix(name, p)}
-        """Parameters that Muon updates, also those of which this rank has no elements, in the same order on all ranks.
+        """Parameters that Muon updates, in the same order on all ranks.
 
         A rank without elements takes part in the communication about the matrix.
+
+        They include parameters of which this rank has no elements.
         """
         if config.kind.others and not self._matrices:
             raise InvalidInput(
@@ -207,7 +208,7 @@ class LocalOptimizer:
         return is_matrix(name, parameter.dim(), self._blocks, self._embeddings)
 
     def kinds(self, name: str, dimensions: int) -> dict[str, torch.dtype]:
-        """Return the dtype of each kind of moment that a trained parameter has, on any rank.
+        """Return the dtype of each kind of moment that ranks have of a trained parameter.
 
         `name` and `dimensions` are those of a parameter of the whole model. The average of the weights is a kind of its
         own, `ema`.
@@ -233,7 +234,7 @@ class LocalOptimizer:
         return optimizer
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """Return the moments by kind (such as `exp_avg`) and by parameter name, as shards of this rank.
+        """Return this rank's shards of the moments, keyed by kind (such as `exp_avg`) and then by parameter name.
 
         The average of the weights is a kind of its own, `ema`. Parameters of which this rank has no elements are left
         out. `kinds` says which kinds a parameter has.
@@ -266,7 +267,7 @@ class LocalOptimizer:
             average.copy_(weights)
 
     def set_step(self, step: int) -> None:
-        """Set the optimizer state that follows from the number of steps. This part of the state is not saved."""
+        """Set the part of the optimizer state that follows from the number of steps. This part is not saved."""
         self._step, scalars = step, {}
         if self._config.name is not OptimizerName.sgd:
             # float32, because the fused kernel on a GPU reads the step as float32, whatever torch's default dtype is.
@@ -289,7 +290,7 @@ class LocalOptimizer:
 
     @torch.no_grad()
     def counted_gradients(self) -> list[Tensor]:
-        """Return the gradients of those shards that this rank is the first to hold.
+        """Return the gradients of the shards of which this rank is the first holder.
 
         Several ranks may hold copies of a shard. With this method, a sum over all ranks counts each gradient once.
         """

@@ -30,18 +30,18 @@ from concertina_trainer.model.initial import usual
 from concertina_trainer.model.spec import DataShape, ModelSpec
 
 SAME = 1e-2
-"""Relative tolerance between a loss and the value that the gradients of its weights imply.
+"""Relative tolerance between a loss and the value that follows from the gradients of the prediction weights.
 
 Both values have rounding errors, whose size depends on the precision of the computation.
 """
 
 
 _OF_VECTORS = 3
-"""Dimensions of a field whose values are vectors: `[rows, length + 1, width]`."""
+"""Number of dimensions of a field whose values are vectors: `[rows, length + 1, width]`."""
 
 
 def widths(fields: Sequence[Field]) -> dict[str, int]:
-    """Return the width of each field by name, as DataShape has it."""
+    """Return the width of each field, keyed by name, in the form of `DataShape.widths`."""
     return {field.name: field.width for field in fields}
 
 
@@ -49,8 +49,8 @@ def widths(fields: Sequence[Field]) -> dict[str, int]:
 class OwnSpec:
     """ModelSpec of a custom model, with the arguments of its functions.
 
-    A round is a period in which a fixed set of replicas trains. An error that one of the functions raises becomes
-    InvalidInput, because the function would fail again in any round.
+    A round is a period in which a fixed set of replicas trains. An error that one of the functions raises is converted
+    to InvalidInput, because the function would fail again in any round.
     """
 
     config: TrainerConfig
@@ -76,7 +76,7 @@ class OwnSpec:
         return module
 
     def blocks(self, module: nn.Module) -> dict[str, nn.Module]:
-        """Return the model's blocks by their names in the module.
+        """Return the model's blocks, keyed by the block's name in the module.
 
         Raises:
             InvalidInput: When a block is not a part of the module, when one block is within another, or when there are
@@ -118,7 +118,7 @@ class OwnSpec:
         return value
 
     def flops(self) -> float | None:
-        """Return the operations of one element (token or frame), forward and backward, or None if not given."""
+        """Return the operations for one element (token or frame), forward and backward, or None if not stated."""
         if self.spec.flops is None:
             return None
         with self._as_invalid_input("flops"), torch.device("meta"):
@@ -129,7 +129,7 @@ class OwnSpec:
         """Convert an exception of the model's function `function` to InvalidInput.
 
         Raises:
-            InvalidInput: When the function raises.
+            InvalidInput: When the function raises an error.
         """
         try:
             yield
@@ -147,7 +147,8 @@ class OwnSpec:
 
         Raises:
             InvalidInput: When there is no trained parameter, when a parameter is not float32 on the meta device or is
-                used by two modules, or when nothing defines the values of buffers.
+                used by two modules, or when the values of buffers are neither computed by `build` nor given by
+                `initial`.
         """
         if not isinstance(module, nn.Module):
             raise InvalidInput(
@@ -232,7 +233,7 @@ class OwnModel(nn.Module):
         self.own, self._dtype = own, dtype
         self.model = own.module()
         self._constants = {name: buffer.clone() for name, buffer in self.model.named_buffers() if not buffer.is_meta}
-        """Values of the buffers that `build` has computed."""
+        """Values of the buffers that the model's `build` function has computed."""
         self.blocks = own.blocks(self.model)
         for block in self.blocks.values():
             recomputed = functools.partial(computed_again, own.config.memory.resolved_activations, True, block.forward)
@@ -242,7 +243,7 @@ class OwnModel(nn.Module):
         self.weights = sum(parameter.numel() for parameter in self.model.parameters())
         self.proved = False
         self.proofs: list[Callable[[], None]] = []
-        """Checks of the model's parallel layout, for `prove`."""
+        """Checks of the model's parallel layout, which `prove` runs."""
         self._versions: list[int] = []
 
     @torch.no_grad()
@@ -260,7 +261,7 @@ class OwnModel(nn.Module):
         return self.own.initial(name, whole, box)
 
     def saved_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the buffers that are saved with the state: those that the files of weights of transformers have."""
+        """Yield the buffers that are saved with the state: those that files of transformers' weights contain."""
         saved = self.model.state_dict(keep_vars=True) if self.own.config.model.hf else {}
         return ((name, buffer) for name, buffer in self.model.named_buffers() if name in saved)
 
@@ -343,7 +344,7 @@ class OwnModel(nn.Module):
 def preload() -> None:
     """Import the job's custom model in the parent process that workers are forked from.
 
-    An import error is ignored here, because the worker imports the model too and reports the error.
+    An import error is ignored here, because the worker also imports the model, and reports the error.
     """
     model = json.loads(os.environ.get("CONCERTINA_TRAINER") or "{}").get("model", {})
     if entrypoint := model.get("entrypoint") or (HF_ENTRYPOINT if model.get("hf") else None):

@@ -60,8 +60,8 @@ def tables_of(
 def rotate(x: Tensor, positions: Positions, table: Table) -> Tensor:
     """Apply rotary positions to queries or keys x `[batch, heads, length, head_dim]`.
 
-    `table` has the cosines and sines of the tokens' angles. Under context parallelism, x has only the tokens of this
-    rank, `[batch, heads, length / size, head_dim]`.
+    `table` contains the cosines and sines of the tokens' angles. Under context parallelism, x contains only the tokens
+    of this rank, `[batch, heads, length / size, head_dim]`.
     """
     cos, sin = table
     turned = precise(x[..., : positions.dim])
@@ -88,7 +88,7 @@ def rotary_table(length: int, positions: Positions, device: torch.device) -> Tab
 
 
 def scaled(positions: Positions, device: torch.device) -> tuple[Tensor, float]:
-    """Return the scaled frequencies, float32 `[dim / 2]`, and the factor by which cosines and sines are multiplied."""
+    """Return the scaled frequencies, float32 `[dim / 2]`, and the factor for cosines and sines."""
     exponents = torch.arange(0, positions.dim, 2, dtype=torch.float32, device=device) / positions.dim
     frequencies, scaling = positions.theta**-exponents, positions.scaling
     if scaling is None:

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 from concertina_trainer.config.model_config import BLOCK, NORMAL_FLOAT, FrozenDtype
 
 CODES, SCALES = "codes", "scales"
-"""Names of the parameters of a layer that take the place of `weight`."""
+"""Names of the two parameters of a layer that replace the parameter `weight`."""
 HALF_BYTE = 16
 
 
@@ -28,7 +28,8 @@ def quantized(weight: Tensor, dtype: FrozenDtype) -> tuple[Tensor, Tensor]:
     """Return the codes and the scales of a matrix `[rows, columns]` of bfloat16 values.
 
     The codes are uint8 `[rows, columns / 2]` for NormalFloat4, with the first of two elements in the upper bits, and
-    int8 `[rows, columns]` for Int8. The scales are bfloat16 `[rows, columns / BLOCK]`, which is exact.
+    int8 `[rows, columns]` for Int8. The scales are bfloat16 `[rows, columns / BLOCK]`. They are exact, because the
+    matrix is bfloat16.
     """
     rows, columns = weight.shape
     _values_of_bytes(weight.device)  # now, because compiled code can't
@@ -48,7 +49,7 @@ _TABLES: dict[torch.device, Tensor] = {}
 
 
 def _values_of_bytes(device: torch.device) -> Tensor:
-    """Return the two values `[256, 2]` that each byte of codes stands for.
+    """Return the two values that each byte of codes represents, `[256, 2]`.
 
     The table stays on the device, because each copy to the device would make the host wait.
     """
@@ -62,7 +63,7 @@ def _values_of_bytes(device: torch.device) -> Tensor:
 
 
 def dequantized(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the matrix `[rows, columns]` that the codes and scales of `quantized` stand for."""
+    """Return the matrix `[rows, columns]` that codes and scales from `quantized` represent."""
     rows, blocks = scales.shape
     if codes.dtype == torch.int8:
         # The product of a code and a scale is exact in float32, so the result is rounded once.

@@ -24,14 +24,14 @@ seed.
 
 @dataclasses.dataclass(frozen=True)
 class DataShape:
-    """Sizes of the data that a model has to fit."""
+    """Sizes of the training data, which a custom model must accept."""
 
     sequence_length: int
     """`trainer.model.sequenceLength`: number of predictions per sequence. A sequence has one element more."""
     vocab_size: int
-    """Upper bound (exclusive) of token ids, or 0 if the data have none."""
+    """Upper bound (exclusive) of token ids, or 0 if the data have no token ids."""
     widths: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Width of each other field of the data, by name: the numbers of a vector, or 0 for a single number."""
+    """Width of each other field of the data, keyed by name: the length of a vector, or 0 for a single number."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ModelSpec:
     """Functions that define a custom model."""
 
     build: Callable[[Options, DataShape], nn.Module]
-    """Return the whole model for `trainer.model.options`.
+    """Returns the whole model for `trainer.model.options`.
 
     The trainer calls this function under `torch.device("meta")`, and fills in the values of parameters later.
     """
@@ -57,4 +57,4 @@ class ModelSpec:
     In each round the function also fills the module's buffers, because buffers are constants that are not saved.
     """
     flops: Callable[[Options, DataShape], float] | None = None
-    """Return the operations of one element (token or frame), forward and backward. Absent: the run has no MFU."""
+    """Returns the operations for one element (token or frame), forward and backward. Absent: the run has no MFU."""

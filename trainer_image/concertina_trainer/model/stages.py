@@ -20,12 +20,12 @@ class Stages:
     """Layers of the model that one rank computes: the whole model, or one or more pipeline stages."""
 
     def __init__(self, parts: Sequence[Decoder], own: OwnModel | None = None) -> None:
-        """Store pipeline stages of the decoder (one stage if it is not divided), or the custom model `own` instead."""
+        """Store pipeline stages of the decoder (one stage if it is not divided), or the custom model `own`."""
         self.parts, self.own = parts, own
 
     @property
     def whole(self) -> Decoder | OwnModel:
-        """The whole model, if it is not divided into pipeline stages."""
+        """The whole model, for a model that is not divided into pipeline stages."""
         if self.own is not None:
             return self.own
         [part] = self.parts
@@ -84,7 +84,8 @@ class Stages:
     def counts(self, name: str, parameter: Tensor) -> bool:
         """Return whether this rank counts its shard of the parameter in sums over all ranks.
 
-        If several ranks hold the same shard, only the first of these ranks counts it. The sum then has each shard once.
+        If several ranks hold the same shard, only the first of these ranks counts it. The sum then includes each shard
+        once.
 
         A tied embedding has a copy in the first and in the last pipeline stage. The last stage does not count its copy.
         """

@@ -32,7 +32,7 @@ def overlap(layer: Attention | FeedForward, mesh: DeviceMesh) -> None:
     """Make a layer's collectives overlap with its products, and split its weights over the tensor group `mesh`.
 
     The first weights are split by output features, and the last weight (output or down) by input features. Each rank
-    cuts its part from a whole weight, so nothing is sent.
+    cuts its part from a whole weight, so the ranks do not communicate.
     """
     layer.products = OverlappedProducts(mesh)
     for name, linear in layer.named_children():
@@ -51,7 +51,7 @@ class OverlappedProducts(Products):
 
     The layer's input and its result are split along the sequence: each rank has `[batch, length / ranks, dim]`. In
     between, the features are split: each rank has `[batch, length, features / ranks]`. There is no dropout, because
-    adapters are refused (`layouts.py`).
+    `layouts` refuses adapters with asynchronous tensor parallelism.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
@@ -91,9 +91,9 @@ def _sequences(rows: Tensor, batch: int) -> Tensor:
 class _Columns(torch.autograd.Function):
     """Products of the tokens of all ranks in the tensor group with this rank's part of each weight.
 
-    The gathered tokens are not kept for the backward pass, because they would be the largest activations of a layer
-    that are not split over the group. The backward pass gathers the tokens again for the gradients of the weights. This
-    all-gather runs while another product is computed (Korthikanti et al. 2022, section 4.2.2).
+    The gathered tokens are not kept for the backward pass, because they would be the largest activations that are not
+    split over the group. The backward pass gathers the tokens again for the gradients of the weights. This all-gather
+    runs while another product is computed (Korthikanti et al. 2022, section 4.2.2).
     """
 
     @staticmethod
@@ -137,7 +137,7 @@ class _Rows(torch.autograd.Function):
 def gather_multiply(
     own_rows: Tensor, weights: Sequence[Tensor], dim: int, group: GroupName, *, return_A: bool = True
 ) -> tuple[Tensor | None, list[Tensor]]:
-    """Gather `own_rows` from all ranks of the group, and multiply them by each of the `weights`.
+    """Gather `own_rows` from all ranks of the group, and multiply the gathered rows by each of the `weights`.
 
     This function replaces torch's CPU fallback for the operation, because StepTimes can't measure the waits in the
     fallback.

@@ -32,16 +32,16 @@ from concertina_trainer.parallel.group import DistContext
 BACKEND: Mapping[str, Any] = {"backend": "inductor", "options": COMPILER_OPTIONS}
 """Arguments of torch.compile."""
 VARIANTS = 64
-"""Maximum number of graphs of one function: kinds of layers, each with and without gradients.
+"""Maximum number of graphs of one function. Each kind of layer has a graph with and one without gradients.
 
-torch's default is 8. It raises an error beyond the maximum.
+torch raises an error beyond the maximum. Its default is 8.
 """
 
 
 def choose(config: TrainerConfig, cuda: bool) -> Compile:
     """Return what to compile: the job's setting, or by default the blocks, on a GPU and if they can be compiled.
 
-    On a CPU, the default is no compilation: it takes minutes, and the faster code does not save as much time.
+    On a CPU, the default is no compilation: compilation takes minutes, and the faster code does not save as much time.
     """
     if config.compile is not None:
         return config.compile
@@ -51,8 +51,8 @@ def choose(config: TrainerConfig, cuda: bool) -> Compile:
 def compile_blocks(model: Decoder) -> None:
     """Compile the model's blocks when they are called first.
 
-    Call this after tensor parallelism has split the weights. Hooks of a block, such as FSDP's, run outside of compiled
-    code, because the block's method is compiled and not its call.
+    Call this function after tensor parallelism has split the weights. Hooks of a block, such as FSDP's, run outside of
+    compiled code, because `forward` is compiled, and not the call of the module.
     """
     torch._dynamo.config.recompile_limit = VARIANTS
     for block in model.blocks.values():
@@ -66,7 +66,7 @@ def compile_blocks(model: Decoder) -> None:
 
 @contextlib.contextmanager
 def forgotten_with(world: DistContext) -> Iterator[None]:
-    """Context manager that drops compiled code at its end, if the code names process groups of the round `world`."""
+    """Context manager that drops compiled code when it exits, if the code names process groups of the round `world`."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Context parallelism: the ranks of a context group split each sequence, and gather its keys and values.
+"""Context parallelism: the ranks of a context group split each sequence, and gather the sequence's keys and values.
 
 Each rank computes the queries of length / size tokens. Llama 3 was trained like this (arXiv 2407.21783 section 3.3).
 Any document mask works, and gathering keys and values takes little time compared with attention.
@@ -54,8 +54,8 @@ class ContextParallel:
     def gather(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and values of all tokens, each `[batch, heads, length, head_dim]`.
 
-        `key` and `value` have the tokens of this rank, `[batch, heads, length / size, head_dim]`. In the backward pass,
-        a reduce-scatter over the context group gives the gradient of each token to the rank that has the token.
+        `key` and `value` are those of this rank's tokens, `[batch, heads, length / size, head_dim]`. In the backward
+        pass, a reduce-scatter over the context group gives the gradient of each token to the rank that has the token.
         """
         parts: Tensor = _Gather.apply(torch.stack([key, value]), self)
         gathered_key, gathered_value = torch.cat(parts.unbind(0), dim=3).unbind(0)

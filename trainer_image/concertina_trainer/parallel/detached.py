@@ -1,4 +1,4 @@
-"""Make torch's `detach` of DTensors faster: the sharding of the result is not derived again.
+"""Faster `detach` of DTensors in torch, which does not derive the sharding of the result again.
 
 FSDP detaches each parameter several times when it shards a model. For each shape, torch derives how the result is
 sharded, although a detached tensor is always sharded like its source. The derived values are in a cache, which a new
@@ -19,7 +19,8 @@ from torch.distributed.tensor import DTensor
 def skip_propagation() -> None:
     """Make torch detach DTensors without sharding propagation, in the whole process.
 
-    A version of torch without this private table of handlers derives the sharding as usual.
+    The function changes a private table of torch. In a version of torch without this table, the sharding is derived as
+    usual.
     """
     handlers = getattr(getattr(DTensor, "_op_dispatcher", None), "_custom_op_handlers", None)
     if handlers is not None:

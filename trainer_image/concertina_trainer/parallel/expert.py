@@ -25,7 +25,10 @@ from concertina_trainer.parallel.step_times import StepTimes
 
 
 def cut(model: Decoder, mesh: DeviceMesh, times: StepTimes) -> None:
-    """Distribute the experts of each layer over the ranks of `mesh`. Call this before FSDP shards the other weights."""
+    """Distribute the experts of each layer over the ranks of `mesh`.
+
+    Call this function before FSDP shards the other weights.
+    """
     for moe in model.mixtures():
         for name, parameter in list(moe.experts.named_parameters()):
             sharded = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=None)
@@ -91,10 +94,10 @@ class AllToAll:
 
 
 def rows_by_rank(sent_by_expert: Tensor, received: Tensor, rows: int) -> tuple[list[int], list[int]]:
-    """Return how many rows this rank sends to each rank of the expert group, and how many it receives from each.
+    """Return how many rows this rank sends to each rank of the expert group, and how many it receives from each rank.
 
-    `sent_by_expert` and `received` are the numbers of rows by rank and expert, int64 `[ranks, experts of a rank]`.
-    `rows` is the total number of rows to send. The host waits for the device once.
+    `sent_by_expert` and `received` are the numbers of rows for each rank and each of the rank's experts, int64 `[ranks,
+    experts of a rank]`. `rows` is the total number of rows to send. The host waits for the device once.
     """
     to, of = torch.stack([sent_by_expert.sum(1), received.sum(1)]).tolist()
     return to, of

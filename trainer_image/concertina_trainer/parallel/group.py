@@ -25,8 +25,8 @@ from concertina_trainer.parallel.step_times import StepTimes
 _ROUNDS = itertools.count()
 """Numbers of the rounds of this process.
 
-Names of meshes contain them instead of the job's numbers of rounds, because compiled code contains the names too. So
-the compiler's cache has the code for a new process, which begins with 0 in any round.
+Names of meshes contain these numbers instead of the job's round numbers, because compiled code contains the names of
+meshes. A new process begins with 0 in any round, so it finds its code in the compiler's cache.
 """
 GROUP_TIMEOUT = datetime.timedelta(minutes=10)
 _SIOCGIFADDR = 0x8915
@@ -84,7 +84,7 @@ class DistContext:
     def cut(self) -> str:
         """Description of the parallel layout, for comparing states.
 
-        If two states have the same description, each rank has the same parts of both.
+        If two states have the same description, each rank has the same part of each tensor in both states.
         """
         parallelism = self.parallelism
         return f"{self.degrees}, stages of a rank {parallelism.stages_per_rank}, expert {parallelism.expert}"
@@ -103,7 +103,7 @@ class DistContext:
 
 
 def of_first_rank(world: DistContext, value: Any) -> Any:
-    """Return, on all ranks, the `value` that rank 0 has passed, by a broadcast."""
+    """Return the `value` that rank 0 has passed, on all ranks, by a broadcast."""
     box = [value]
     dist.broadcast_object_list(box, src=0, device=world.device)
     return box[0]
@@ -145,9 +145,9 @@ def join(
 ) -> DistContext:
     """Join the process group of the round, and return this rank's position in it.
 
-    `routed` says whether the model has experts. `names_differ` says whether groups have other names in each round, so
-    that the use of a group of an earlier round is an error. The agent of the coordinator (rank 0) serves the TCPStore.
-    The keys of this round have a prefix of their own.
+    `routed` says whether the model has experts. `names_differ` says whether groups have different names in each round,
+    so that the use of a group of an earlier round is an error. The agent of the coordinator (rank 0) serves the
+    TCPStore. The keys of this round have a prefix of their own.
 
     Raises:
         InvalidInput: When the number of ranks is not a multiple of the layout's block (`ParallelismConfig.block`).
@@ -180,9 +180,11 @@ def join(
 
 
 def make_deterministic() -> None:
-    """Make torch use kernels that give the same bits each time, and raise an error for an operation that has none.
+    """Make torch use kernels that give the same bits each time.
 
-    Call this before CUDA is used. The error names the operation.
+    Call this function before CUDA is used.
+
+    An operation without such a kernel raises an error, which names the operation.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)

@@ -9,8 +9,8 @@ A plan that does not fit its model would give wrong numbers without an error. Th
 the beginning of each round:
 
 - Before the first step, the logits of a few tokens must be the same with divided weights and with whole weights.
-- After the first backward pass, the ranks of a group must have equal gradients of the weights that each of them has
-  whole. If the plan says that the ranks add up these gradients, the gradients must differ.
+- After the first backward pass, the ranks of a group must have equal gradients of the weights of which each rank has a
+  whole copy. If the plan says that the ranks add up these gradients, the gradients must differ.
 
 A round is a period in which a fixed set of replicas trains.
 """
@@ -34,15 +34,18 @@ from concertina_state.errors import InvalidInput
 PROBE_LENGTH = 16
 """Number of tokens whose logits are compared."""
 SAME_LOGITS = {torch.float64: 1e-9, torch.float32: 1e-3}
-"""Largest difference of logits that are the same, relative to the largest logit, by dtype."""
+"""Largest difference of logits that count as the same, relative to the largest logit, keyed by dtype."""
 SAME_ROUNDED_LOGITS = 1e-1
-"""The same in half precision."""
+"""Largest difference of logits that count as the same in half precision, relative to the largest logit."""
 SAME_GRADIENTS = 1e-2
 """Largest difference of two sums of elements of equal gradients, relative to the norm of the gradients."""
 SUMS = 4
-"""Number of sums of a gradient that the ranks compare. Sum i has every fourth element, beginning with element i."""
+"""Number of sums of a gradient that the ranks compare.
+
+Sum i adds every fourth element, beginning with element i.
+"""
 ADDED_UP = "replicated_with_grad_allreduce"
-"""Style of a module whose weights each rank has whole, and applies to its own heads."""
+"""Style of a module whose weights each rank has in full, but applies only to the rank's own heads."""
 
 
 class _Style(NamedTuple):
@@ -77,8 +80,8 @@ class DividedModel:
     def __init__(self, model: Any, mesh: DeviceMesh) -> None:
         """Divide the weights over the tensor group `mesh`. Call this before FSDP shards the parts.
 
-        Each rank cuts its part from a whole weight, so nothing is sent. The weights that each rank has whole become
-        DTensors too, because the trainer sees from a DTensor which ranks have copies.
+        Each rank cuts its part from a whole weight, so the ranks do not communicate. The weights of which each rank has
+        a whole copy become DTensors too, because the trainer sees from a DTensor which ranks have copies.
 
         Raises:
             InvalidInput: When the model has no plan or the trainer does not support its plan, or when the size of the
@@ -88,7 +91,7 @@ class DividedModel:
         self._is_whole = False
         """Whether the modules compute with whole weights, for the check of the logits."""
         self._gradients: dict[str, Tensor] | None = {}
-        """Norm and sums of this rank's gradient of each weight that all ranks have, float64 `[1 + SUMS]`.
+        """Norm and sums of this rank's gradient of each weight that every rank has in full, float64 `[1 + SUMS]`.
 
         None after the check.
         """
@@ -120,7 +123,10 @@ class DividedModel:
     def _with_copies(
         self, module: nn.Module, names: Mapping[str, str], forward: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Compute a module with this rank's copies of its weights, as plain tensors. `names` are the weights' names."""
+        """Compute a module with this rank's copies of the module's weights, as plain tensors.
+
+        `names` are the names of the weights.
+        """
         copies = {}
         for key, weight in _weights(module):
             name = names[key]
@@ -170,13 +176,13 @@ class DividedModel:
 
     @torch.no_grad()
     def check_gradients(self) -> None:
-        """Check, after the first backward pass, the gradients of the weights that each rank of the group has whole.
+        """Check, after the first backward pass, the gradients of the weights that each rank of the group has in full.
 
         All ranks of the group must call this method.
 
         Raises:
-            InvalidInput: When ranks have different gradients of a weight, although the plan does not add them up, or
-                when they have equal gradients that the plan adds up.
+            InvalidInput: When ranks have different gradients of a weight although the plan does not sum them over
+                ranks, or equal gradients although the plan sums them.
         """
         if not self._gradients:
             return
@@ -202,7 +208,7 @@ class DividedModel:
 
 
 def _styles(model: Any) -> dict[str, str]:
-    """Return the styles of the modules that the model's plan names, by the modules' names.
+    """Return the styles of the modules that the model's plan names, keyed by the module's name.
 
     Raises:
         InvalidInput: When the model has no plan, or when the plan has a style that the trainer does not support.
@@ -230,11 +236,11 @@ def _styles(model: Any) -> dict[str, str]:
 
 
 def _distribute(model: Any, mesh: DeviceMesh, styles: Mapping[str, str]) -> None:
-    """Replace each parameter by a DTensor. Modules that share a parameter share the new one.
+    """Replace each parameter by a DTensor. Modules that share a parameter also share the DTensor.
 
     Raises:
-        InvalidInput: When the size of the group does not divide a width, or when the plan divides a weight that two
-            modules share in two ways.
+        InvalidInput: When the size of the group does not divide a width. Also when two modules share a weight that the
+            plan divides in two different ways.
     """
     modules = dict(model.named_modules())
     distributed: dict[nn.Parameter, nn.Parameter] = {}
@@ -263,7 +269,7 @@ def _distribute(model: Any, mesh: DeviceMesh, styles: Mapping[str, str]) -> None
 
 
 def _weights(module: Any) -> list[tuple[str, DTensor]]:
-    """Return the module's own weights by their names in the module. FSDP has gathered them over its ranks."""
+    """Return the module's own weights, with their names in the module. FSDP has already gathered the weights."""
     return [(key, weight) for key, weight in module._parameters.items() if isinstance(weight, DTensor)]
 
 

@@ -24,7 +24,7 @@ class Meshes:
     """
 
     fsdp: DeviceMesh
-    """Mesh over which FSDP shards weights. With several copies (HSDP), its two dimensions are copies and shards.
+    """Mesh over which FSDP shards weights. Its two dimensions are copies and shards if there are several copies (HSDP).
 
     The ranks of a context group hold different shards too.
     """
@@ -36,7 +36,7 @@ class Meshes:
     expert: DeviceMesh | None = None
     """Mesh over which the experts of a layer are distributed."""
     expert_fsdp: DeviceMesh | None = None
-    """Mesh over which FSDP shards the weights of experts, or None if it is `fsdp`."""
+    """Mesh over which FSDP shards the weights of experts, or None if it is the mesh `fsdp`."""
 
     @staticmethod
     def of(degrees: Degrees, device: str, parallelism: ParallelismConfig, routed: bool, round: int) -> Meshes:

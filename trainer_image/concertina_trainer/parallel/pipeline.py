@@ -103,7 +103,9 @@ def _as_computed(loss: Tensor, target: None) -> Tensor:
 
 
 def sum_tied(model: Stages, world: DistContext) -> None:
-    """Sum the gradients of tied embeddings, of which the first and the last pipeline stage each have a copy.
+    """Sum the gradients of tied embeddings.
+
+    The first and the last pipeline stage each have a copy of such an embedding.
 
     The ranks of the two stages exchange their gradients, and each adds the other's gradient to its own. Both therefore
     get the same bits.

@@ -26,7 +26,7 @@ HALF = {
     Precision.float16: torch.float16,
     Precision.float8: torch.bfloat16,
 }
-"""Dtype of activations and gathered weights, by precision. With Float8, only matrix products round further."""
+"""Dtype of activations and gathered weights, keyed by precision. With Float8, matrix products round further."""
 
 
 def shard(model: Decoder | OwnModel, config: TrainerConfig, reshard: bool, world: DistContext) -> None:
@@ -72,7 +72,7 @@ def _allocate(model: nn.Module, weights: torch.device, buffers: torch.device) ->
     """Allocate memory for the weights on the device `weights`, and for the buffers on the device `buffers`.
 
     If the state is offloaded, FSDP pins the weights here. The weights stay at the same addresses afterwards, so other
-    code may keep references to them. Modules that share a parameter share the new one.
+    code may keep references to them. Modules that share a parameter also share the new parameter.
     """
     owners: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():

@@ -4,9 +4,9 @@ All ranks take the same time for a synchronous step, but they wait for different
 least. On a GPU, the host only queues work, so the times come from CUDA events on the GPU's stream. An event is read
 after it has happened, so that reading an event never blocks.
 
-On a GPU, FSDP's collectives run concurrently with the computation, on streams of their own. Their duration is known,
-but the part that overlaps with computation is not. On a GPU, FSDP's collectives are therefore not reported as parts of
-the step. Their times are absent, because 0 would mean that all of their time overlaps.
+On a GPU, FSDP's collectives run concurrently with the computation, on streams of their own. The duration of these
+collectives is known, but the share that overlaps with computation is not. On a GPU, FSDP's collectives are therefore
+not reported as parts of the step. Their times are absent, because 0 would mean that all of their time overlaps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule
 from concertina_protocol import COMMUNICATION, StepPart
 
 HIDDEN_ON_CUDA = (StepPart.ALL_GATHER, StepPart.REDUCE_SCATTER)
-"""Parts of which the computation hides an unknown share on a GPU."""
+"""Parts of a step that overlap with the computation, by an unknown share, on a GPU."""
 
 
 class StepTimes:
@@ -54,7 +54,7 @@ class StepTimes:
 
     @property
     def parts(self) -> Mapping[StepPart, float]:
-        """Seconds of this round so far, by part of a step. Each second counts in one part only.
+        """Seconds of this round so far, keyed by part of a step. Each second counts in one part only.
 
         A part whose time is not known is absent.
         """
@@ -65,8 +65,8 @@ class StepTimes:
     def measured(self, part: StepPart) -> Iterator[None]:
         """Measure a part of a step, which may be within another part.
 
-        The time of an inner part does not count in the outer one, except that all time within an evaluation counts as
-        evaluation.
+        The time of an inner part does not count in the outer part. Evaluation is an exception: all time within an
+        evaluation counts as evaluation.
         """
         outer = self._within
         if outer is StepPart.EVALUATION or torch.compiler.is_compiling():  # compiled code can't read the clock
@@ -129,10 +129,10 @@ class MeasuredCollective:
 
 
 def measure(module: FSDPModule, times: StepTimes) -> None:
-    """Measure the time of this FSDP module's collectives. FSDP modules within this module are measured separately.
+    """Measure the time of this FSDP module's collectives, without those of FSDP modules within it.
 
-    Choose the memory of the collectives (such as by `set_symm_mem_for_comm`) before, because torch refuses to change it
-    afterwards.
+    Choose the memory of the collectives (such as by `set_symm_mem_for_comm`) before this call, because torch refuses to
+    change the memory afterwards.
     """
     state = module._get_fsdp_state()
     # torch has setters for collectives, but nothing that returns the present ones. torch 2.11 has one group.

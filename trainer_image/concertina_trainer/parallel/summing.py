@@ -1,7 +1,7 @@
 """Summation of gradients, losses and the squared norm of the gradient, over microbatches and ranks.
 
-`PlainSums` is fast: each rank adds up the gradients of its microbatches, and one reduce-scatter adds up the sums of the
-ranks. With another number of ranks, the same numbers are added in another order, so results differ by rounding.
+`PlainSums` is fast: each rank adds up the gradients of its microbatches, and one reduce-scatter adds up the sums of all
+ranks. With a different number of ranks, the same numbers are added in a different order, so results differ by rounding.
 
 `OrderedSums` gives the same bits for any number of ranks (decision "Bitwise determinism sums in batch order"):
 
@@ -9,7 +9,7 @@ ranks. With another number of ranks, the same numbers are added in another order
   assigned to the ranks in turn (`BatchPlan.fixed`). In turn i, W ranks compute the microbatches iW ... iW+W-1. Then an
   all-to-all gives each rank its shard of all W gradients, and the rank adds them to its sum one after another. The sum
   is ((m0 + m1) + m2) + ... for any W.
-- Losses: each microbatch has its own element in the all-reduce of the step, and all ranks add them up in order.
+- Losses: each microbatch has its own element in the all-reduce of the step, and all ranks add up the elements in order.
 - Squared norm: the squares in each row of a parameter are added in a fixed tree, because no layout splits a row. The
   sums of rows are added as fixed-point integers, whose sum does not depend on the order.
 """
@@ -35,7 +35,10 @@ from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.step_times import Allocating, StepTimes
 
 WORDS, BITS = 5, 32
-"""Format of a squared norm: a fixed-point number of WORDS digits of BITS bits. The last digit counts 2**LEAST."""
+"""Format of a squared norm: a fixed-point number of WORDS digits with BITS bits each.
+
+The last digit counts 2**LEAST.
+"""
 LEAST = -96
 PIECE = 4 << 20
 """Number of elements of a gradient to copy to float64 at a time."""
@@ -68,7 +71,7 @@ class Sums(Protocol):
 
 
 class PlainSums:
-    """Sums in no fixed order. A rank may have no losses or gradients to add."""
+    """Sums in no fixed order. A rank without losses or gradients adds nothing."""
 
     def __init__(self, device: torch.device, each: bool, rounded: bool = False) -> None:
         """Choose when gradients are reduced over ranks.
@@ -77,12 +80,16 @@ class PlainSums:
         adds up the unsharded gradients of its microbatches, and reduce-scatters the sum after the last microbatch. This
         takes less communication, but every rank needs memory for the gradients of the whole model.
 
-        `rounded` says whether gradients are reduced in bfloat16. Then `each` is True, and copies of the weights (HSDP)
-        exchange the gradients of each microbatch too, because FSDP would add them up in bfloat16.
+        `rounded` says whether gradients are reduced in bfloat16. If so, `each` is True, and copies of the weights
+        (HSDP) also exchange the gradients of each microbatch, because FSDP would sum the gradients of several
+        microbatches in bfloat16.
         """
         self._device, self._each, self._rounded = device, each, rounded
         self._prepared: tuple[nn.Module, bool] | None = None
-        """Model that is prepared for a microbatch, and whether this microbatch is the last one."""
+        """Model that is prepared for a microbatch, and True if this microbatch is the last one of the step.
+
+        None before.
+        """
 
     def begin(self, model: nn.Module, index: int, count: int) -> None:
         """Prepare for microbatch `index` of `count`.
@@ -146,7 +153,8 @@ class OrderedSums:
         """Add 0.0 to each gradient, which turns -0.0 into 0.0 and changes no other value.
 
         With several ranks, a sum begins with 0.0 and can't become -0.0 if all its terms are -0.0. With one rank, FSDP
-        begins the sum with the first term, so the sum can become -0.0. Without this addition the bits would differ.
+        begins the sum with the first term, so the sum can become -0.0. Without the addition of 0.0, the bits would
+        depend on the number of ranks.
         """
         torch._foreach_add_(list(gradients), 0.0)
 
@@ -186,7 +194,7 @@ class OrderedSums:
 
 
 def _pieces(gradient: Tensor) -> tuple[Tensor, ...]:
-    """Divide a gradient into pieces of whole rows, so that no copy of a whole gradient in float64 is made."""
+    """Divide a gradient into pieces of whole rows, so that only one piece at a time is copied to float64."""
     return torch.split(gradient, max(1, PIECE * len(gradient) // max(1, gradient.numel())))
 
 
@@ -220,7 +228,7 @@ def _digits(whole: int) -> list[int]:
 
 
 class OrderedReduceScatter(Allocating):
-    """Reduce-scatter of gradients that adds the gradients of the ranks to the previous sum, in the order of ranks.
+    """Reduce-scatter that adds the gradients of all ranks to the previous sum, in the order of ranks.
 
     The class implements FSDP2's ReduceScatter protocol by an all-to-all and local additions.
     """
@@ -231,7 +239,7 @@ class OrderedReduceScatter(Allocating):
         self.fresh = True
         """True if the next sum begins from zero, as for the first microbatch of a step."""
         self.taken = 0
-        """Number of ranks whose contributions are added. The contributions of the other ranks are padding."""
+        """Number of ranks whose contributions are added. Contributions of further ranks are padding."""
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False

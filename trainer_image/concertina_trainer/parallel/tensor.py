@@ -41,8 +41,8 @@ POST_NORMS = ("attention_post_norm", "feed_forward_post_norm")
 def cut(model: Decoder, mesh: DeviceMesh, overlapped: bool) -> None:
     """Split the model's weights over the tensor group `mesh`. Call this before FSDP shards the parts.
 
-    Each rank cuts its part from a whole weight, so nothing is sent. If `overlapped` is True, the group's collectives
-    overlap with matrix products (see `async_tensor`).
+    Each rank cuts its part from a whole weight, so the ranks do not communicate. If `overlapped` is True, the group's
+    collectives overlap with matrix products (see `async_tensor`).
     """
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     ends: dict[str, Any] = {"norm": SequenceParallel(), "head": ColwiseParallel()}
@@ -82,8 +82,8 @@ def _cut_adapter(module: LoraLinear, mesh: DeviceMesh) -> None:
     """Split the matrices A and B of an adapter over the tensor group, on the meta device.
 
     If the layer's weight is split by outputs, B `[outputs, rank]` is split by outputs too, and A stays whole. If the
-    weight is split by inputs, A `[rank, inputs]` is split by inputs too, B stays whole, and this rank has a part of the
-    input's columns.
+    weight is split by inputs, A `[rank, inputs]` is split by inputs too, and B stays whole. In this case, each rank has
+    a part of the input's columns.
     """
     weight = module.weight
     assert isinstance(weight, DTensor)
@@ -126,8 +126,8 @@ def _feed_forward(name: str) -> dict[str, Any]:
 def _route_own_tokens(moe: MixtureOfExperts, mesh: DeviceMesh) -> None:
     """Make each rank of a tensor group route only the tokens that it has between layers.
 
-    Tensor parallelism does not split experts. Expert parallelism and FSDP distribute them over ranks, and the ranks of
-    the tensor group are among these.
+    Tensor parallelism does not split experts. Expert parallelism and FSDP distribute the experts over ranks, including
+    the ranks of the tensor group.
     """
     for module in (moe.router, moe):
         for name, parameter in list(module.named_parameters(recurse=False)):

@@ -5,7 +5,7 @@ writes an answer to each request to standard output, both as JSON, one per line 
 
 - `concertina plan` asks for the memory of layouts. The code of a custom model runs only in this process.
 - A worker asks for settings that fit into its device's memory. Planning needs a fake process group, which can't exist
-  in the worker beside its real one.
+  in the worker beside the worker's real process group.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ INVALID_INPUT = 2
 def answered(request: dict[str, Any]) -> object:
     """Return the answer to a request. A request has one of these forms:
 
-    - {trainer, data}: the description of a custom model. `data`, if known, is {vocab_size, fields}, as in the answer.
-    - {trainer, data, parallelism, size}: the memory of the fullest ranks in this layout with `size` ranks.
-    - {trainer, data, parallelism, size, deviceBytes}: the settings with which the job fits into so many bytes of
-      memory.
+    - {trainer, data}: returns the description of a custom model. `data`, if known, is {vocab_size, fields}, as in the
+      answer.
+    - {trainer, data, parallelism, size}: returns the memory of the fullest ranks in this layout with `size` ranks.
+    - {trainer, data, parallelism, size, deviceBytes}: returns the settings with which the job fits into a device memory
+      of `deviceBytes` bytes.
 
     Raises:
         InvalidInput: When the number of ranks is not a multiple of the layout's block (`ParallelismConfig.block`), or

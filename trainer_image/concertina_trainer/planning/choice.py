@@ -16,7 +16,7 @@ from concertina_trainer.planning.described_model import DataDescription
 from concertina_trainer.planning.memory import fullest, memory
 
 MOST_DOUBLINGS = 6
-"""How many times to double the number of ranks in search of one with which the job fits."""
+"""Maximum number of times to double the number of ranks in search of one with which the job fits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Job:
     parallelism: ParallelismConfig
     ranks: int
     data: DataDescription | None = None
-    """Data that a custom model is trained on, or None for the decoder."""
+    """Data on which a custom model is trained, or None for the decoder."""
 
     def peak(self, choice: MemoryChoice) -> float:
         """Return the planned peak memory of the fullest rank, in bytes, if the job uses the settings `choice`."""
@@ -54,15 +54,15 @@ class Chosen:
     peak: float
     """Peak memory of the fullest rank, in bytes."""
     remedies: tuple[str, ...] = ()
-    """Changes of the job with which it would fit. Empty if it fits already."""
+    """Changes of the job that would make it fit, or empty if it fits already."""
 
 
 def chosen(job: Job, device_bytes: int) -> Chosen:
-    """Return the fastest settings whose peak memory fits into a device. If none fit, return the smallest settings.
+    """Return the fastest settings whose peak memory fits into a device, or else the settings with the smallest peak.
 
     Settings fit if the peak is within `usable_memory`, which leaves a part of the device's memory to CUDA and
-    libraries. If no settings fit, this function accepts the settings with the smallest peak, as long as their peak is
-    within all of the device's memory.
+    libraries. If no settings fit, the settings with the smallest peak are accepted if their peak is at most the
+    device's whole memory.
 
     Raises:
         InvalidInput: When the job can't be planned.
@@ -80,9 +80,9 @@ def chosen(job: Job, device_bytes: int) -> Chosen:
 
 
 def remedies(job: Job, limit: float) -> Iterator[str]:
-    """Yield sentences about changes of the job that reduce its memory, each with the peak that was planned for it.
+    """Yield sentences about changes of the job that reduce its memory, each with the planned peak after the change.
 
-    Each sentence names a change that makes the job fit into `limit` bytes without the other changes.
+    Each change alone makes the job fit into `limit` bytes.
     """
     config = job.config
     if len(absent(config)) < len(absent(without(config))):

@@ -46,12 +46,12 @@ The value is small, because a person waits for the plan.
 
 @dataclasses.dataclass(frozen=True)
 class DataDescription:
-    """Properties of the data that a custom model has to fit."""
+    """Properties of the training data that a custom model must accept."""
 
     vocab_size: int
-    """Upper bound (exclusive) of token ids, or 0 if the data have none."""
+    """Upper bound (exclusive) of token ids, or 0 if the data have no token ids."""
     fields: tuple[Field, ...] = ()
-    """Fields beside the token and its weight."""
+    """Fields other than the token and its weight."""
 
     def shape(self, config: TrainerConfig) -> DataShape:
         return DataShape(config.model.sequence_length, self.vocab_size, widths(self.fields))
@@ -156,7 +156,7 @@ def described(config: TrainerConfig, data: DataDescription) -> Description:
 
 
 def _count(module: nn.Module, trained: bool = False) -> int:
-    """Return the number of the module's weights. If `trained` is True, count only those that are trained."""
+    """Return the number of the module's weights. With `trained`, count only trained weights."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad or not trained)
 
 
@@ -168,9 +168,9 @@ def _matrices(model: Stages) -> list[Tensor]:
 
 
 def _computed_in(model: nn.Module, dtype: torch.dtype) -> None:
-    """Replace the parameters by uninitialized ones in `dtype`, which is the dtype in which FSDP gathers them.
+    """Replace the parameters by uninitialized ones in `dtype`, the dtype in which FSDP gathers parameters.
 
-    Module.to can't cast a module under fake tensors. A parameter of several modules stays one parameter.
+    Module.to can't cast a module under fake tensors. A parameter that several modules share stays one parameter.
     """
     cpu = torch.device("cpu")
     cast: dict[nn.Parameter, nn.Parameter] = {}

@@ -22,6 +22,6 @@ class Description:
     flops: float
     """Floating-point operations of one element (token or frame), forward and backward."""
     counted: bool
-    """True if `flops` was counted by running the loss. Otherwise the ModelSpec has stated it."""
+    """True if `flops` was counted by running the loss, or False if the ModelSpec states the number."""
     moved: float
-    """Bytes read and written by operations other than matrix products, for one element, forward and backward."""
+    """Bytes read and written for one element, forward and backward, by operations other than matrix products."""

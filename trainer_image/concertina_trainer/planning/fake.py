@@ -1,6 +1,6 @@
 """Rank of a simulated world, for planning.
 
-The process group sends nothing, and tensors have shapes but no values.
+The process group does not communicate, and tensors have shapes but no values.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ _OF_MESHES = (
     "__init__", "__getitem__", "_flatten", "_unflatten", "_concatenate", "_compute_coordinates_from_mesh",
     "_get_mesh_tensor_from_full_mesh",
 )  # fmt: skip
-"""Methods of DeviceMesh that compute with the values of rank tensors, and so need real tensors."""
+"""Methods of DeviceMesh that need real tensors, because they compute with the values of tensors of ranks."""
 
 
 @contextmanager
 def fake_rank(rank: int, size: int, parallelism: ParallelismConfig, routed: bool) -> Iterator[DistContext]:
     """Return a context in which this process is one rank of a fake process group.
 
-    `routed` says whether the model has experts. No other process group may exist in the process meanwhile.
+    `routed` says whether the model has experts. While the context is active, no other process group may exist in the
+    process.
 
     Raises:
         InvalidInput: When the number of ranks is not a multiple of the layout's block (`ParallelismConfig.block`).
@@ -71,7 +72,7 @@ def _forget() -> None:
 def fake_tensors(own: OwnSpec | None = None) -> Iterator[FakeTensorMode]:
     """Return a context in which all new tensors are fake.
 
-    `own` is a custom model to run. The model may also use real tensors that it has created while it was imported.
+    `own` is a custom model to run. The model may also use real tensors that were created when its module was imported.
     """
     with ExitStack() as stack:
         for name in _OF_MESHES:
@@ -121,7 +122,10 @@ _composed_norm = nn.functional.rms_norm
 
 
 class FusedNorm(torch.autograd.Function):
-    """Shapes and dtypes of CUDA's fused norm, without values. It keeps its input and one number for each norm."""
+    """Shapes and dtypes of CUDA's fused norm, without values.
+
+    For the backward pass, it keeps its input and one number for each norm.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dims: int, weight: Tensor | None) -> Tensor:
@@ -158,9 +162,10 @@ def zeros_where_looked_at() -> Iterator[None]:
 
 
 def _even_loads(sent: Tensor, received: Tensor, rows: int) -> tuple[list[int], list[int]]:
-    """Return numbers of rows to send to each rank and to receive from each rank, which are as equal as possible.
+    """Return how many rows to send to each rank and to receive from each rank, divided as equally as possible.
 
-    This function replaces `expert.rows_by_rank` in planning, because the choices of the router are not known then.
+    This function replaces `expert.rows_by_rank` in planning, because the choices of the router are not known in
+    planning.
     """
     rows_per_rank, remainder = divmod(rows, len(sent))
     loads = [rows_per_rank + (i < remainder) for i in range(len(sent))]
@@ -168,15 +173,15 @@ def _even_loads(sent: Tensor, received: Tensor, rows: int) -> tuple[list[int], l
 
 
 def _unproved(model: OwnModel, batch: Microbatch, loss: Tensor) -> None:
-    """Do nothing. This replaces `OwnModel.prove` in planning, because fake tensors have no values to check."""
+    """Do nothing, in place of `OwnModel.prove`, because fake tensors have no values to check."""
     model.proved = True
 
 
 def _released(stage: PipelineStage, output: Tensor) -> tuple[bool, str]:
     """Return whether torch frees the memory of the tensors that a pipeline stage has sent.
 
-    torch frees the memory only of real tensors, whose exact type it checks. This replacement treats fake tensors in the
-    same way.
+    torch frees the memory only of real tensors, whose exact type it checks. This function replaces torch's, and treats
+    fake tensors like real ones.
     """
     return (type(output) in (Tensor, FakeTensor) and not stage.is_last), ""
 

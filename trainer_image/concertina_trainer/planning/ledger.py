@@ -36,13 +36,13 @@ class MemoryKind(enum.StrEnum):
     gathered = "gathered"
     """Gathered weights of the layers that are being computed.
 
-    These are whole weights, or with tensor parallelism this rank's part of them.
+    Without tensor parallelism, these are whole weights. With it, they are this rank's parts of the weights.
     """
     activations = "activations"
     routed = "routed"
     """Activations of the tokens that this rank has received for its experts (expert parallelism).
 
-    Their number depends on the router's choices.
+    The number of these tokens depends on the router's choices.
     """
     communication = "communication"
     """Buffers of FSDP's all-gathers and reduce-scatters."""
@@ -69,7 +69,7 @@ _WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 class Ledger(TorchDispatchMode):
-    """Record of the memory of all tensors that are made while it is active. It counts their storages in bytes."""
+    """Record of the memory, in bytes, of all storages of tensors that are created while it is active."""
 
     def __init__(self, mode: FakeTensorMode | None, offloaded: bool = False) -> None:
         """Count the tensors of the fake mode `mode`, or real tensors if `mode` is None.
@@ -81,19 +81,19 @@ class Ledger(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._mode, self._offloaded = mode, offloaded
         self.now: dict[MemoryKind, int] = dict.fromkeys(MemoryKind, 0)
-        """Bytes in use on the device."""
+        """Bytes in use on the device, keyed by kind."""
         self._on_host: dict[MemoryKind, int] = dict.fromkeys(MemoryKind, 0)
         self.peaks: dict[MemoryPhase, dict[MemoryKind, int]] = {}
         """Bytes by kind at the peak of each phase, on the device."""
         self.host: dict[MemoryKind, int] = dict.fromkeys(MemoryKind, 0)
         """Bytes by kind at the peak in host memory."""
         self.sent: collections.Counter[tuple[str, str]] = collections.Counter()
-        """Bytes that collectives communicate, by the name of the process group and the name of the operation.
+        """Bytes that collectives communicate, keyed by the name of the process group and the name of the operation.
 
         An all-gather or a reduce-scatter counts the size of the whole tensor, not of one rank's part.
         """
         self._known: dict[int, tuple[int, MemoryKind, dict[MemoryKind, int]]] = {}
-        """Size and kind of each storage, and the totals in which it is counted, by the storage's address."""
+        """Size and kind of each storage, and the totals that include it, keyed by the storage's address."""
         self._temporary: set[int] = set()
         self._backward = False
         self._routing = False
@@ -101,12 +101,15 @@ class Ledger(TorchDispatchMode):
         self._orthogonalizing = False
 
     def mark(self, kind: MemoryKind, tensors: Sequence[Tensor]) -> None:
-        """Count the memory of these tensors as `kind`, even if they were made while the ledger was not active."""
+        """Count the memory of these tensors as `kind`, even if they were created while the ledger was not active."""
         for tensor in tensors:
             self._note(tensor, kind, marked=True)
 
     def mark_state(self, kind: MemoryKind, tensors: Sequence[Tensor]) -> None:
-        """Set the kind of weights, reduced gradients or moments, which are in host memory if they are offloaded."""
+        """Set the kind of tensors that are weights, reduced gradients or moments.
+
+        Offloaded ones count in host memory.
+        """
         for tensor in tensors:
             self._note(tensor, kind, marked=True, totals=self._on_host if self._offloaded else self.now)
 
@@ -154,7 +157,7 @@ class Ledger(TorchDispatchMode):
         return result
 
     def _turn(self) -> None:
-        """At the end of a backward pass, count the remaining temporary tensors as gradients.
+        """Count the temporary tensors that remain at the end of a backward pass as gradients.
 
         Tensors that a backward pass leaves behind are gradients that wait for their reduction over ranks.
         """
@@ -228,9 +231,9 @@ class Ledger(TorchDispatchMode):
 
     @contextmanager
     def orthogonalizing(self) -> Iterator[None]:
-        """Return a context in which tensors that Muon gathers and orthogonalizes count on the device.
+        """Return a context in which tensors that Muon gathers and orthogonalizes count as device memory.
 
-        The rest of the update is on the host if the state is offloaded.
+        If the state is offloaded, the rest of the update is in host memory.
         """
         original = muon.direction
 
@@ -246,7 +249,7 @@ class Ledger(TorchDispatchMode):
 
     @contextmanager
     def resizing(self) -> Iterator[None]:
-        """Return a context in which a storage that is resized is counted with its new size.
+        """Return a context in which a resized storage counts with its new size.
 
         FSDP frees gathered weights by resizing their storages to 0, which a dispatch mode does not see.
         """

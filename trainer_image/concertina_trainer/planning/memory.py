@@ -1,10 +1,10 @@
-"""Peak memory of one rank, and the bytes that it communicates in a step.
+"""Peak memory of one rank, and the bytes that the rank communicates in a step.
 
 The trainer's own code (the division of the model, the engine and the optimizer) runs under fake tensors. To save time,
 models with two small numbers of blocks are run, and the results are extrapolated linearly to the real number. This
-works because each block adds the same amount at a peak, whatever the number of blocks. The number of microbatches is
-extrapolated in the same way for pipeline schedules whose memory grows with it. A custom model is run whole, because the
-trainer can't leave out some of its blocks.
+works because each block adds the same amount at a peak, whatever the number of blocks. For pipeline schedules whose
+memory grows with the number of microbatches, this number is extrapolated in the same way. A custom model is run whole,
+because the trainer can't leave out some of its blocks.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from concertina_trainer.planning.ledger import Ledger, MemoryKind, MemoryPhase
 from concertina_trainer.training.engine import engine_of
 
 DEPTHS = (3, 4)
-"""Numbers of blocks of a stage to run.
+"""Numbers of blocks in a stage with which the model is run.
 
 With fewer blocks, FSDP would have less memory in use at once: weights that it gathers ahead, and gradients that it
 reduces.
 """
 MICROBATCHES = 2
-"""Number of microbatches to run.
+"""Number of microbatches with which the model is run.
 
 From the second microbatch on, the gradients of previous ones are in memory. More microbatches do not change the peak.
 """
@@ -48,15 +48,15 @@ From the second microbatch on, the gradients of previous ones are in memory. Mor
 
 @dataclasses.dataclass(frozen=True)
 class RankMemory:
-    """Peak memory of one rank, and the bytes that it communicates."""
+    """Peak memory of one rank, and the bytes that the rank communicates in a step."""
 
     rank: int
     peaks: Mapping[MemoryPhase, Mapping[MemoryKind, float]]
     """Bytes by kind at the peak of each phase, on the device."""
     sent: Mapping[str, float]
-    """Bytes of collectives, by the dimension of parallelism and the operation, such as `fsdp all-gather`."""
+    """Bytes of collectives, keyed by dimension of parallelism and operation, such as `fsdp all-gather`."""
     host: Mapping[MemoryKind, float]
-    """Bytes by kind of the state in host memory."""
+    """Bytes of the state in host memory, keyed by kind."""
 
     @property
     def peak(self) -> Mapping[MemoryKind, float]:
@@ -72,8 +72,8 @@ def fullest(config: TrainerConfig, parallelism: ParallelismConfig, size: int) ->
 
     The peak of a rank depends only on its position in the pipeline. A rank can be left out if another rank has at least
     as much of the model, and at least as many microbatches that wait for their backward pass. The first ranks of a
-    pipeline have the most waiting microbatches. With a zero-bubble schedule, the last ranks have the most, because
-    microbatches also wait for the gradients of weights.
+    pipeline have the most waiting microbatches. With a zero-bubble schedule, the last ranks have the most waiting
+    microbatches, because microbatches also wait for the gradients of weights.
     """
     degrees = Degrees.of(parallelism, size)
     parts = stages_of(config, parallelism)
@@ -186,7 +186,7 @@ def _run(
     plan: BatchPlan,
     data: DataDescription | None = None,
 ) -> RankMemory:
-    """Run one step of the model without the last `left_out` blocks of each stage, and return the memory."""
+    """Run one step of the model without the last `left_out` blocks of each stage, and return the memory of the rank."""
     config = as_on_gpus(config)
     own = None if data is None else OwnSpec(config, data.shape(config))
     parts = [
@@ -237,7 +237,7 @@ def _mark(ledger: Ledger, model: Stages, optimizer: LocalOptimizer) -> None:
 
 
 def _dimensions(world: DistContext) -> Mapping[str, str]:
-    """Return the dimension of parallelism of each process group, by the group's name."""
+    """Return the dimension of parallelism of each process group, keyed by the group's name."""
     meshes = world.meshes
     dimension_by_group: dict[str, str] = {}
     fsdp = ("fsdp",) if meshes.fsdp.ndim == 1 else ("replicate", "fsdp")

@@ -29,10 +29,10 @@ from concertina_trainer.state.weights import ENDING, with_distinct_names
 OPTIMIZER = r"optimizer\.state\.(.+)\.(\w+)"
 STEP = "step"
 STEPS = ("train_state.step",)
-"""Keys of the number of finished steps, beside the optimizer's own counts."""
+"""Keys under which a folder can contain the number of finished steps, in addition to the optimizer's own counts."""
 HEAD, EMBEDDING = "head.weight", "embedding.weight"
 STRIDE = 1 << 40
-"""Distance of two parts in a DcpFile. It is more than the size of any piece."""
+"""Distance between the offsets of two parts in a DcpFile. It is greater than the size of any piece."""
 _NOBODY = ShardMetadata(SnapshotId(0, 0, "", 1), 0, 0, "", "")
 
 
@@ -46,7 +46,7 @@ class Part:
     chunk: Chunk
     piece: Piece
     row: int = 0
-    """First of the rows."""
+    """Index of the first of these rows in the piece."""
 
     @property
     def begin(self) -> int:
@@ -59,12 +59,12 @@ class DcpFile:
     """Parts of tensors in one file of a folder, at most one of each tensor.
 
     A part can't be read from the file directly, because torch.save may have written its piece in any order of
-    dimensions. This class therefore loads the whole piece, and presents its bytes in row-major order. Each part has
-    offsets of its own in the presented file.
+    dimensions. This class therefore loads the whole piece, and presents its bytes in row-major order. In the presented
+    file, the bytes of each part have offsets that no other part uses.
     """
 
     batch_bytes = STRIDE
-    """Distance of the parts, so that all bytes of a part are read in one batch."""
+    """Maximum number of bytes to read in one batch. It equals the distance of parts, so a part is read in one batch."""
 
     def __init__(self, folder: ObjectPrefix, parts: Sequence[Part]) -> None:
         self._folder, self._parts = folder, parts
@@ -126,7 +126,7 @@ class DcpFolder:
         """Return the folder's weights under this project's names. `names` are the names of all arrays of the state.
 
         Raises:
-            InvalidInput: When the state has no place for a tensor.
+            InvalidInput: When a tensor of the folder has no counterpart in the state.
         """
         return self._files(part for part in self._own(names, model) if part.chunk.name.startswith(MODEL))
 
@@ -134,7 +134,7 @@ class DcpFolder:
         """Return the folder's weights and optimizer moments under this project's names.
 
         Raises:
-            InvalidInput: When the state has no place for a tensor.
+            InvalidInput: When a tensor of the folder has no counterpart in the state.
         """
         return self._files(self._own(names, model))
 
@@ -166,7 +166,7 @@ class DcpFolder:
         The check reads both tensors, so only one rank should call this method.
 
         Raises:
-            InvalidInput: When the output layer has other weights than the embedding.
+            InvalidInput: When the weights of the output layer differ from the embedding.
         """
         if not model.tie_embeddings:
             return
@@ -201,7 +201,7 @@ class DcpFolder:
         """Return this project's name of a tensor, or "" if the tensor is not a part of the state.
 
         Raises:
-            InvalidInput: When the state has no place for the tensor.
+            InvalidInput: When the tensor has no counterpart in the state.
         """
         moment = re.fullmatch(OPTIMIZER, key)
         if key in STEPS or (moment and moment[2] == STEP):
@@ -230,7 +230,7 @@ class DcpFolder:
         """Check that the model rotates queries and keys as torchtitan's Llama does.
 
         Raises:
-            InvalidInput: When the model rotates other pairs of elements.
+            InvalidInput: When the model rotates different pairs of elements.
         """
         if model.rotary_pairs is not RotaryPairs.adjacent:
             raise InvalidInput(
@@ -254,10 +254,10 @@ def _separated(piece: Piece, attention: str, model: ModelConfig) -> Iterator[Par
 
     The tensor is one of those that `titan_names.FUSED` names.
 
-    `attention` is the name of the attention layer, with which the names of the parts begin.
+    `attention` is the name of the attention layer. The names of the parts begin with this name.
 
     Raises:
-        InvalidInput: When the tensor has another number of rows than the model.
+        InvalidInput: When the number of rows differs from that of the model.
     """
     head, keys = model.resolved_head_dim, model.resolved_kv_heads
     widths = {"query": model.query_dim // keys, "key": head, "value": head}

@@ -1,9 +1,11 @@
-"""Model of a round for a job that sets `spec.trainer.model.from` (decision "The trainer reads config.json").
+"""Model that a round trains, for a job that sets `spec.trainer.model.from`.
 
 The first round reads the model from config.json. Later rounds read the model from the configuration in the saved state,
 so the folder with config.json is no longer needed.
 
 A round is a period in which a fixed set of replicas trains.
+
+See decision "The trainer reads config.json".
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ def with_described_model(config: TrainerConfig, start: Restore, channel: Request
     """Return the configuration with all fields of the model, and a sentence that names their source.
 
     Raises:
-        InvalidInput: When the model can't be read, is not supported by the decoder, or contradicts the spec; or when
-            the saved state is damaged and the folder of the model is gone.
+        InvalidInput: When the model can't be read, is not supported by the decoder, or contradicts the spec. Also when
+            the saved state is damaged and the model's folder no longer exists.
         RestoreFailed: When the state in memory can't be read.
         StorageError: When storage can't be read.
     """
@@ -68,7 +70,7 @@ def _with_options(config: TrainerConfig, uri: str, start: Restore, channel: Requ
     """Return the configuration with the fields of the config.json of `model.hf`, and a sentence about the model.
 
     Raises:
-        InvalidInput: When config.json can't be read, or the spec has other options.
+        InvalidInput: When config.json can't be read, or contradicts the options in the spec.
         RestoreFailed: When the state in memory can't be read.
         StorageError: When storage can't be read.
     """
@@ -97,7 +99,7 @@ def read_model_setting(model: ModelConfig, layers: int, weights: int, left_out: 
     """Return the model that was read for `model.from` or `model.hf`, as an entry of `status.settings`.
 
     Every round reports the same value, because a round that restores a saved state no longer reads config.json. The
-    result is empty if the spec has all fields of the model.
+    result is empty if the spec itself sets all fields of the model.
 
     Args:
         model: Model with all fields.
@@ -119,7 +121,7 @@ def read_model_setting(model: ModelConfig, layers: int, weights: int, left_out: 
 
 
 def _read_weights(model: ModelConfig) -> int:
-    """Return the number of weights in the files of a model, which have no adapters."""
+    """Return the number of weights in the files of a model, without adapters, which the files do not contain."""
     return model.model_copy(update={"lora": None}).weights
 
 

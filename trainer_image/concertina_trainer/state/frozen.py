@@ -1,8 +1,8 @@
 """Frozen weights that are read from the files with which a run began, and are not saved with the state.
 
 Training does not change frozen weights. The state therefore only names the files and a digest of the values. A worker
-process that stays for the next round keeps its frozen weights, and reads only those that it lacks. It does not keep the
-original values of weights that are quantized.
+process that stays for the next round keeps its frozen weights, and reads only missing weights again. The process does
+not keep the original values of quantized weights.
 
 A round is a period in which a fixed set of replicas trains.
 """
@@ -28,7 +28,7 @@ from concertina_trainer.parallel.group import DistContext
 
 @dataclasses.dataclass
 class _Kept:
-    """Frozen weights that this process keeps from its last round for the next one.
+    """Frozen weights that this process keeps from one round to the next.
 
     A round is a period in which a fixed set of replicas trains.
     """
@@ -42,7 +42,7 @@ _kept: _Kept | None = None
 MOST_DIMENSIONS = 3
 """Maximum number of dimensions of a weight."""
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integer dtype for the bits of a floating-point dtype, by size in bytes."""
+"""Integer dtype for the bits of a floating-point dtype, keyed by the size of the dtype in bytes."""
 
 
 @torch.no_grad()
@@ -51,11 +51,12 @@ def load(
 ) -> None:
     """Fill the frozen weights of all ranks, and check their digest.
 
-    `files` is a function that opens the files of weights. This function calls `files` only if this process lacks some
-    of its weights.
+    `files` is a function that opens the files of weights. It is called only if this process lacks some of its frozen
+    weights.
 
     Raises:
-        InvalidInput: When the files have other values than those the run began with, or lack some weights.
+        InvalidInput: When values in the files differ from those with which the run began, or the files lack some
+            weights.
         StorageError: When storage can't be read.
     """
     kept = _kept.local if _kept and _kept.source == source else {}
@@ -78,7 +79,7 @@ def begun_with(index: StateIndex, source: FrozenWeights, world: DistContext) -> 
     """Check the digest of the frozen weights that a new run has just read, and return `source` with this digest.
 
     Raises:
-        InvalidInput: When `source` already has a digest, and the weights have another one.
+        InvalidInput: When `source` already has a digest that differs from the digest of the weights.
     """
     seen = digest(index, world)
     if source.digest:
@@ -97,14 +98,14 @@ def _check(source: FrozenWeights, seen: str) -> None:
 
 
 def _keep(index: StateIndex, source: FrozenWeights) -> None:
-    """Keep the weights for the next round of this process."""
+    """Keep this rank's frozen weights in memory for the next round of this process."""
     global _kept
     local = {array.name: (array.box, array.local) for array in index.held if array.local.numel()}
     _kept = _Kept(source, local)
 
 
 def forget(names: Collection[str]) -> None:
-    """Free weights that this process would keep for its next round."""
+    """Free the memory of frozen weights that this process has kept for its next round."""
     if _kept:
         for name in names:
             _kept.local.pop(name, None)
@@ -140,8 +141,8 @@ def _checksums(tensor: Tensor, offsets: Sequence[int]) -> Tensor:
     """Return checksums modulo 2**64 of this rank's part of a weight, as an int64 tensor `[1 + dimensions]`.
 
     The part begins at the indices `offsets` of the whole weight. The first checksum is the sum of the elements' bits.
-    There is one more checksum for each dimension, in which an element is multiplied by its index in the whole weight. A
-    change of the order therefore changes a checksum.
+    There is one more checksum for each dimension: the sum of the elements' bits, each multiplied by the element's index
+    in that dimension of the whole weight. A change of the order therefore changes a checksum.
     """
     bits = tensor.view(_INTEGERS[tensor.element_size()])
     sums = [bits.sum(dtype=torch.int64)]

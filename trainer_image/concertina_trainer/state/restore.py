@@ -54,16 +54,17 @@ def restore(
     channel: Requests,
     frozen: FrozenWeights | None = None,
 ) -> ShardMetadata:
-    """Restore the state that `start` names, and return its metadata.
+    """Restore the state that `start` names into `state`, and return the metadata of the saved state.
 
-    `frozen` names the frozen weights that are not a part of the state. After a fresh start, the metadata's `id` has no
-    meaning.
+    `frozen` names the frozen weights that are not a part of the state. If the state is computed from the seed, the
+    metadata's `id` has no meaning.
 
     Raises:
         InvalidInput: When the saved state can't be used.
         RestoreFailed: When the state in memory can't be read.
         StorageError: When durable storage can't be read.
-        DamagedInput: When the checkpoint is damaged. Its `rollback` is set if the job goes back to an older one.
+        DamagedInput: When the checkpoint is damaged. The error's `rollback` is set if the job goes back to an older
+            checkpoint.
     """
     metadata = _restored(usable_start(start, uid, world), uid, state, config, checkpoint, data, world, channel, frozen)
     if config.model.lora and config.model.lora.frozen_dtype.quantized:
@@ -122,7 +123,7 @@ def _restored(
 
 @contextlib.contextmanager
 def _rolling_back(start: Restore, uid: str, checkpoint: CheckpointConfig | None) -> Iterator[None]:
-    """Set the rollback of errors about a damaged checkpoint, if the job goes back to an older one.
+    """Set the rollback of errors about a damaged checkpoint, if the job goes back to an older checkpoint.
 
     Raises:
         DamagedInput: When the checkpoint is damaged.
@@ -140,7 +141,7 @@ class Recorded:
     """Facts, recorded with the saved state, that a rank needs before it can build the model."""
 
     config: TrainerConfig | None = None
-    """Configuration that the state was trained with, or None for a new run."""
+    """Configuration with which the state was trained, or None for a new run."""
     frozen: FrozenWeights | None = None
     """Frozen weights that are not a part of the state, or None if the state has all weights."""
     of_another_job: bool = False
@@ -160,13 +161,14 @@ def recorded(
 ) -> Recorded:
     """Return the facts that are recorded with the state from which a round continues, on all ranks.
 
-    `start` is a result of `usable_start`. Rank 0 reads, and sends the result to the other ranks.
+    `start` is a result of `usable_start`. Rank 0 reads the facts, and sends them to the other ranks.
 
     Raises:
         InvalidInput: When the configuration can't be used.
         RestoreFailed: When the state in memory can't be read.
         StorageError: When durable storage can't be read.
-        DamagedInput: When the checkpoint is damaged. Its `rollback` is set if the job goes back to an older one.
+        DamagedInput: When the checkpoint is damaged. The error's `rollback` is set if the job goes back to an older
+            checkpoint.
     """
     result = None
     if world.rank == 0:
@@ -241,8 +243,8 @@ def _load(saved: SavedState, state: TrainState, config: TrainerConfig, data: str
     If the number of ranks has not changed since the save, each rank reads only the shard of its own number.
 
     Raises:
-        DataChanged: When the saved state was trained on other data.
-        InvalidInput: When the saved state is of another model.
+        DataChanged: When the data differ from those on which the saved state was trained.
+        InvalidInput: When the saved state belongs to a different model.
     """
 
     def plan(headers: Mapping[int, Header]) -> ReadPlan:
@@ -270,7 +272,7 @@ def _load(saved: SavedState, state: TrainState, config: TrainerConfig, data: str
 
 
 def _trainer_of(header: Header) -> TrainerConfig:
-    """Return the configuration that a saved state was trained with.
+    """Return the configuration with which a saved state was trained.
 
     Raises:
         InvalidInput: When the saved state has no configuration, or one that this version does not support.
@@ -311,7 +313,7 @@ def _check_identity(header: Header, config: TrainerConfig) -> None:
 
 
 def _resume(uri: str, state: TrainState, config: TrainerConfig, data: str, world: DistContext) -> ShardMetadata:
-    """Fill the state from another run's checkpoint, from which this run continues."""
+    """Fill the state from a checkpoint of another run, which this run continues."""
     if of_first_rank(world, final(lambda: is_dcp(uri)) if world.rank == 0 else None):
         return _resume_dcp(uri, state, config, data, world)
     with _reading(lambda: final(lambda: resolve(uri)), world) as folder:
@@ -396,7 +398,7 @@ def _files(uri: str, model: ModelConfig, state: TrainState, world: DistContext) 
 def _begin_with(
     uri: str, files: Sequence[ShardReader] | None, model: ModelConfig, state: TrainState, world: DistContext
 ) -> None:
-    """Load initial weights into the state. Everything else in the state remains as at step 0.
+    """Load initial weights into the state. All other parts of the state remain as at step 0.
 
     `files` contains the weights. If it is None, `uri` is a checkpoint of this project.
 

@@ -1,4 +1,4 @@
-"""Training state of a rank, which consists of weights and optimizer moments, and how it is restored.
+"""Training state of a rank (weights and optimizer moments), and the functions that restore it.
 
 Each tensor is a named box (rectangular part) of a global tensor.
 """
@@ -40,7 +40,7 @@ _INSTEAD = "restore the model's configuration, or start a new run under another 
 
 
 class TrainState:
-    """Weights and optimizer moments of this rank, which a snapshot contains.
+    """Weights and optimizer moments of this rank, which are copied into snapshots.
 
     A snapshot is a copy of the training state in node memory.
     """
@@ -84,18 +84,18 @@ class TrainState:
         )  # fmt: skip
         self._index = functools.partial(StateIndex, own={}, rank=world.rank, world=world.size, whole_cut=world.cut)
         self.frozen = self._index({name: tensors[name] for name in elsewhere})
-        """Frozen weights that are not saved with the state. It is empty if the state has all weights.
+        """Frozen weights that are not saved with the state, or empty if the state contains all weights.
 
-        Until `quantize` is called, it has the original values of the weights that are quantized, in host memory.
+        Until `quantize` is called, this index contains the original values of weights to be quantized, in host memory.
         """
         self._frozen_as_read = {name: tensors[name] for name in elsewhere - self._originals.keys()}
         self._quantized = [local(part.detach()) for of_layer in self._originals.values() for part in of_layer[1:]]
         self.names = {local_array.name for index in (self._catalogue, self.frozen) for local_array in index.held}
-        """Names of all weights, buffers and moments of the model, also of those that other ranks have."""
+        """Names of all weights, buffers and moments of the model, including those on other ranks."""
         self.saved = self._catalogue.saved
         """Tensors that this rank saves, and their layout.
 
-        `saved.layout` also contains the configuration. A later restore compares it with its own configuration.
+        `saved.layout` also contains the configuration. A later restore compares this configuration with its own.
         """
         self.saved.layout = Layout(self.saved.layout.chunks, config.model_dump_json(by_alias=True))
         self.digest = self._catalogue.digest
@@ -107,7 +107,10 @@ class TrainState:
 
     @torch.no_grad()
     def initialise(self, config: TrainerConfig) -> None:
-        """Set the state of step 0: weights that depend only on the seed, their averages, and moments that are 0."""
+        """Set the state of step 0.
+
+        The weights depend only on the seed, the averages equal the weights, and the moments are 0.
+        """
         initial = functools.partial(initial_value, config=config.model, seed=config.seed)
         for local_array in self._catalogue.held:
             if not local_array.name.startswith(MODEL):
@@ -122,14 +125,15 @@ class TrainState:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Tensors of this rank that training needs: those that the rank saves, and its frozen weights."""
+        """Tensors of this rank that training needs: the tensors that the rank saves, and its frozen weights."""
         return [*self.saved.tensors, *(array.local for array in self.frozen.held), *self._quantized]
 
     @torch.no_grad()
     def quantize(self, dtype: FrozenDtype) -> Collection[str]:
-        """Compute the codes of the frozen weights that are quantized, and free their original values.
+        """Quantize frozen weights: compute their codes, and free their original values.
 
-        Return the names of these weights. Call this once the frozen weights are read and their digest is checked.
+        Return the names of these weights. Call this method after the frozen weights were read and their digest was
+        checked.
         """
         names = list(self._originals)
         for original in self._originals.values():
@@ -143,7 +147,7 @@ class TrainState:
     def plan(self, headers: Mapping[int, Header]) -> ReadPlan:
         """Plan which bytes of a saved state this rank reads. Any number of ranks may have written the state.
 
-        `headers` has the header of each shard of the saved state, by the shard's number.
+        `headers` contains the header of each shard of the saved state, keyed by the shard's number.
 
         Raises:
             InvalidInput: When the saved state lacks tensors of this model.
@@ -163,7 +167,7 @@ class TrainState:
     def load_weights(self, shards: Sequence[ShardReader], whence: str) -> None:
         """Fill the weights from `shards`, in which they may have another dtype.
 
-        The averages of the weights are set to these weights. Optimizer moments are not changed. `whence` names the
+        The averages of the weights are set to the new weights. Optimizer moments are not changed. `whence` names the
         source of the shards in error messages.
 
         Raises:
@@ -209,7 +213,7 @@ class _WholeArrays(NamedTuple):
     """Arrays of a whole model, by name."""
 
     parameters: Mapping[str, tuple[RemoteArray, bool]]
-    """The Boolean is whether the parameter is trained."""
+    """Each parameter, with True if the parameter is trained."""
     buffers: Mapping[str, RemoteArray]
 
 
@@ -223,7 +227,7 @@ class _Original(NamedTuple):
 
 
 def _originals(model: Stages) -> dict[str, _Original]:
-    """Allocate memory for the original values of all weights that are quantized, and return it by the weight's name."""
+    """Allocate memory for the original values of all weights to be quantized. Return it, keyed by the weight's name."""
     originals = {}
     parameters = dict(model.named_parameters())
     for name, codes in parameters.items():
@@ -268,8 +272,8 @@ def _arrays_of_decoder(config: str) -> _WholeArrays:
 def _of_stage(buffer: Tensor, world: DistContext) -> Tensor:
     """Return a model's buffer in the form in which it is saved.
 
-    Every rank has the buffer, unless there are pipeline stages. In that case, only the ranks of one stage have it, and
-    the result is a DTensor, which records these ranks.
+    Every rank has the buffer, unless there are pipeline stages. With pipeline stages, only the ranks of one stage have
+    the buffer, and the result is a DTensor, which records these ranks.
     """
     if world.meshes.pipeline is None:
         return buffer
@@ -278,7 +282,7 @@ def _of_stage(buffer: Tensor, world: DistContext) -> Tensor:
 
 
 def _cut_like(parameter: Tensor, moment: Tensor) -> Tensor:
-    """Return this rank's part of an optimizer moment as a DTensor, divided in the same way as its parameter."""
+    """Return this rank's part of an optimizer moment as a DTensor, divided in the same way as `parameter`."""
     if not isinstance(parameter, DTensor):
         return moment
     spec = parameter._spec

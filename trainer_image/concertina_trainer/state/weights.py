@@ -39,16 +39,16 @@ T = TypeVar("T")
 ENDING = ".safetensors"
 WHOLE, INDEX = f"model{ENDING}", f"model{ENDING}.index.json"
 COMPARED_BYTES = 1 << 24
-"""Bytes of two tensors to compare at a time."""
+"""Number of bytes of two tensors to compare at a time."""
 UNSEEN = ("heads", "normEpsilon", "ropeTheta", "ropeScaling")
 """Fields of the model that can't be inferred from the names and shapes of tensors."""
 PASSED_OVER = ("rotary_emb.inv_freq",)
-"""Suffixes of names of tensors in files that are not weights, and so are ignored."""
+"""Suffixes of names of tensors in files that are ignored, because they are not weights."""
 _NOBODY = ShardMetadata(SnapshotId(0, 0, "", 1), 0, 0, "", "")
 
 
 class _Part(NamedTuple):
-    """Tensor of a file, and the part of a weight that it has."""
+    """Tensor of a file, and the part of a weight that the tensor contains."""
 
     key: str
     """Name of the file."""
@@ -89,16 +89,16 @@ class SafetensorsFiles:
         """
         self.uri = uri
         self._has_tied_head = False
-        """True if a file has a tensor for the output layer of a model that uses its embeddings there.
+        """True if a file contains an output layer although the model uses its embeddings as the output layer.
 
-        Some programs store the same weights twice. config.json then says that they are tied.
+        Some programs store such weights twice, and declare them as tied in config.json.
         """
         self._parts: dict[tuple[str, tuple[int, ...]], _Part] = {}
-        """First tensor of the files for each part of a weight, by the weight's name and the part's offsets."""
+        """First tensor of the files for each part of a weight, keyed by the weight's name and the part's offsets."""
         self._copies: list[tuple[_Part, _Part]] = []
-        """Tensors of the files for the same part of a weight: the first one and a further one."""
+        """Pairs of tensors of the files for the same part of a weight: the first tensor and a further one."""
         self._left_out = range(0)
-        """Numbers of the layers that the files may contain and the model does not have."""
+        """Numbers of layers that files may contain although the model does not have these layers."""
         if uri.endswith(ENDING):
             folder, _, file = uri.rpartition("/")
             self._folder, self._keys = ObjectPrefix(folder), [file]
@@ -132,10 +132,11 @@ class SafetensorsFiles:
     def of(self, model: ModelConfig) -> tuple[list[FileWeights], str]:
         """Return the tensors of the files, under the names that this project has for the weights of the model.
 
-        The second result is a sentence about checks and tensors that were left out, or "".
+        The second result is a sentence about omitted checks and omitted tensors, or "".
 
         Raises:
-            InvalidInput: When config.json describes another model, a file can't be used, or the model lacks a tensor.
+            InvalidInput: When config.json describes a different model, a file can't be used, or the model lacks a
+                tensor.
         """
         where = f"{self._folder.uri}/{hf_config.NAME}"
         text = self._folder.get(hf_config.NAME)
@@ -166,7 +167,7 @@ class SafetensorsFiles:
 
         Args:
             options: Fields of the config.json of the module.
-            place: Function that returns the place of a tensor in the module, or None if the tensor is not read.
+            place: Function that returns the Place of a file's tensor in the module, or None if the tensor is not read.
 
         Raises:
             InvalidInput: When config.json describes another model, or a file can't be used.
@@ -199,8 +200,8 @@ class SafetensorsFiles:
     def check_copies(self, rank: int, size: int) -> None:
         """Check that tensors that a model uses as one weight are equal, such as an output layer and the embeddings.
 
-        transformers does not tie weights that differ, whatever config.json says. Rank `rank` of `size` compares its
-        share of the bytes.
+        transformers does not tie weights that differ, even if config.json declares them as tied. Rank `rank` of `size`
+        compares its share of the bytes.
 
         Raises:
             InvalidInput: When the tensors differ.
@@ -224,7 +225,7 @@ class SafetensorsFiles:
                 )
 
     def _is_first(self, key: str, name: str, stored: StoredChunk) -> bool:
-        """Note a tensor of a file, and return whether it is the first one for its part of a weight."""
+        """Record a tensor of a file, and return whether it is the first one for its part of a weight."""
         part = _Part(key, name, stored)
         first = self._parts.setdefault((stored.chunk.name, stored.chunk.offsets), part)
         if first is not part:
@@ -235,7 +236,8 @@ class SafetensorsFiles:
         """Check that no two parts of a weight have elements in common.
 
         Raises:
-            InvalidInput: When they have, because the tensors could have different values there.
+            InvalidInput: When two parts overlap, because their tensors could have different values for the same
+                elements.
         """
         sizes: collections.Counter[str] = collections.Counter()
         for part in self._parts.values():
@@ -293,7 +295,7 @@ def _readable(where: str) -> Iterator[None]:
 
 
 def with_distinct_names(items: Iterable[tuple[str, T]]) -> list[dict[str, T]]:
-    """Divide named items into as few dicts as possible, if several items have the same name.
+    """Divide named items into as few dicts as possible, so that a name occurs once in each dict.
 
     A header of a file has each name only once, but a file can contain several parts of the same tensor.
     """
@@ -311,7 +313,7 @@ def _chunks_of(
 ) -> Iterator[StoredChunk]:
     """Yield the weights of this project that one tensor of a file contains.
 
-    A tensor contains one weight, or a part of one (an expert's), or several weights, each in some of its rows.
+    A tensor contains one weight, a part of a weight (one expert's), or the rows of several weights.
 
     Raises:
         InvalidInput: When the model has no counterpart of the tensor.
@@ -349,10 +351,10 @@ def _chunks_of(
 
 
 def _placed(place: hf_names.Place, name: str, entry: dict[str, Any], where: str) -> Chunk:
-    """Return the chunk of a tensor of a module of transformers that one tensor of a file contains.
+    """Return the part of a transformers module's tensor that one tensor of a file contains.
 
     Raises:
-        InvalidInput: When the tensor is of another shape than its place.
+        InvalidInput: When the tensor's shape differs from the shape of that part.
     """
     dtype, shape = _form(name, entry, where)
     if place.box is None:
@@ -384,7 +386,7 @@ def _chunk(name: str, dtype: str, shape: tuple[int, ...]) -> Chunk:
 
 
 def is_checkpoint(uri: str) -> bool:
-    """Return whether `uri` is a checkpoint of this project or a run's folder, and not files of weights."""
+    """Return whether `uri` is a checkpoint of this project or a run's folder, as opposed to files of weights."""
     if uri.endswith(ENDING):
         return False
     if run_of_best(uri) is not None:
@@ -394,10 +396,10 @@ def is_checkpoint(uri: str) -> bool:
 
 
 def frozen_weights_of(uri: str) -> FrozenWeights | None:
-    """Return the frozen weights that a run with adapters reads again at each restore, if the run begins with `uri`.
+    """Return the frozen weights that a run with adapters must read again at each restore, if the run begins with `uri`.
 
-    The result is None if `uri` is a checkpoint of this project that has all weights. The run that made the checkpoint
-    may delete it, so the frozen weights are then saved with the state.
+    The result is None if `uri` is a checkpoint of this project that has all weights. In that case, the frozen weights
+    are saved with the state, because the run that made the checkpoint may delete it.
 
     Raises:
         InvalidInput: When the URI is too long for a state's header.

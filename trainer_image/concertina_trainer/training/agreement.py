@@ -24,7 +24,7 @@ from concertina_trainer.parallel.summing import Sums
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """Result of one step, the same on all ranks."""
+    """Result of one step. It is the same on all ranks."""
 
     loss: float
     """Mean loss of the global batch."""

@@ -1,8 +1,8 @@
 """Detection of steps that look wrong: a loss or gradient that is not finite, or a loss far above the previous ones.
 
 Every rank judges the same sums over all ranks, before the weights are updated. All ranks therefore make the same
-decision. The history of losses is a mean and a variance, which are saved with the state. A run that resumes therefore
-judges steps like one that was not interrupted.
+decision. The history of losses is a mean and a variance, which are saved with the state. A resumed run therefore judges
+steps like an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SMOOTHING = 1 / 16
 SEASONED = 32
 """Minimum number of previous losses for judging whether a new loss is too high."""
 IN_A_ROW = 8
-"""Number of consecutive batches to skip. If the next one looks wrong too, the batches are not the cause."""
+"""Maximum number of consecutive batches to skip. If the next batch looks wrong too, the batches are not the cause."""
 
 
 class Measured(Protocol):
@@ -41,7 +41,7 @@ class Measured(Protocol):
 
 
 def with_loss(trend: Trend, loss: float) -> Trend:
-    """Return the trend after one more loss: an exponentially weighted mean and variance (West 1979)."""
+    """Return the trend after one more loss. A trend is an exponentially weighted mean and variance (West 1979)."""
     if trend.losses == 0:
         return Trend(loss, 0.0, 1)
     deviation = loss - trend.mean
@@ -84,8 +84,8 @@ class Anomalies:
         Raises:
             RollBack: When all ranks have to go back to an earlier state.
             FloatingPointError: When the loss or the gradient is not finite, and the batch may not be skipped.
-            InvalidInput: When the loss spikes and the batch may not be skipped, or when too many ranges were skipped
-                already.
+            InvalidInput: When the loss spikes and the batch may not be skipped, or when too many ranges of samples have
+                already been skipped.
         """
         anomaly = self._find(result)
         if anomaly is None:

@@ -1,10 +1,10 @@
 """`data.balance: Speed`: each rank's share of a batch follows its measured speed.
 
-The speed comes from the measurement that also identifies slow ranks (`Heartbeat.busy`). It is the time of a rank in a
-step, including its wait for data, but not its wait for other ranks. At the end of a window of steps, each rank
-contributes its median to the all-reduce of the step, in an element of its own. All ranks therefore read the same
-values, compute the same shares by the same function, and change them at the same batch. Shares are not saved: every
-round begins with even shares.
+The speed comes from the measurement that also identifies slow ranks (`Heartbeat.busy`). The measurement is the rank's
+time in a step, including waits for data, but excluding waits for other ranks. At the end of a window of steps, each
+rank contributes its median to the all-reduce of the step, in an element of its own. All ranks therefore read the same
+values, compute the same shares, and change the shares at the same batch. Shares are not saved: every round begins with
+even shares.
 
 A round is a period in which a fixed set of replicas trains.
 """
@@ -32,7 +32,7 @@ _SHOWN = 8
 class Balance:
     """Each rank's share of the global batch, in sequences.
 
-    If `on` is False, shares stay even, and nothing is sent.
+    If `on` is False, shares stay even, and the ranks exchange no measurements.
     """
 
     def __init__(self, on: bool, batches: Batches, micro_size: int, rank: int) -> None:
@@ -41,7 +41,7 @@ class Balance:
         self.shares = even(self._plan.global_size, self._plan.world)
         self._busy: float | None = None
         self._seconds: list[float] = []
-        """Seconds of own work per sequence, for each step since the end of the last window."""
+        """Seconds of this rank's own work per sequence, for each step since the end of the last window."""
 
     @property
     def reported(self) -> Shares:
@@ -62,8 +62,8 @@ class Balance:
     def payload(self, device: torch.device) -> Tensor:
         """Return this rank's payload for the all-reduce of the step, float64.
 
-        At the end of a window, the payload is `[ranks]`: this rank's median of seconds per sequence at its own index,
-        and zeros at all others. After any other step, the payload is empty.
+        At the end of a window, the payload is `[ranks]`: this rank's median of seconds per sequence at the rank's own
+        index, and zeros at all other indices. After any other step, the payload is empty.
         """
         if len(self._seconds) < WINDOW:
             return torch.empty(0, dtype=torch.float64, device=device)
@@ -73,7 +73,7 @@ class Balance:
         return seconds_by_rank.to(device, non_blocking=True)
 
     def decide(self, payload: Sequence[float]) -> str:
-        """Change the shares if this shortens steps enough. Return a sentence about the change, or an empty string.
+        """Change the shares if this shortens steps enough. Return a sentence about the change, or "" without a change.
 
         `payload` is the sum of all ranks' payloads. The new shares begin with a batch that no rank has begun to
         prepare.

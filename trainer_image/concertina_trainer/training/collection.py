@@ -15,8 +15,8 @@ EVERY_STEPS = 50
 YOUNG = 1
 """Oldest generation to collect.
 
-The model, the optimizer and everything else that outlives two collections is in the next one, which takes longest. A
-round's end collects that one.
+Objects that survive two collections, such as the model, are in the next older generation. A collection of that
+generation takes longest, and happens only at the end of a round.
 """
 
 

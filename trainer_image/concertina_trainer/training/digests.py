@@ -1,4 +1,4 @@
-"""Detection of silent data corruption: bits that should be equal and are not.
+"""Detection of silent data corruption: differences between bits that should be equal.
 
 FSDP shards the weights, so ranks have no copies of weights to compare between steps. Two other checks are made every
 `corruption_check_steps` steps (decision "Silent corruption under FSDP"):
@@ -104,7 +104,7 @@ class Digests:
         self._gathered, self._unseen = [], set(self._own) if self.due(step) else set()
 
     def _see(self, module: nn.Module, arguments: Any) -> None:
-        """Hash a module's weights before its forward pass. FSDP's own hook runs first, so the weights are gathered."""
+        """Hash a module's weights before its forward pass. FSDP's own hook has already gathered the weights."""
         if module in self._unseen:
             self._unseen.remove(module)
             tensors = (local(getattr(owner, name).detach()) for owner, name in self._own[module])
@@ -113,16 +113,17 @@ class Digests:
     def rest(self, step: int) -> None:
         """Hash the resting state, which is this rank's weights and moments.
 
-        Call this at the end of each step, after the weight update of `step` and after any long work, such as saving.
+        Call this method at the end of each step, after the weight update of `step` and after any long work, such as
+        saving.
         """
         self._resting = digest(self._still) if self.due(step) else None
 
     def payload(self, step: int, device: torch.device) -> Tensor:
         """Return this rank's payload for the all-reduce of the step, float64.
 
-        If a check is due, the payload is `[2 * ranks]`. This rank sets one element of the first half to its digest of
-        gathered weights, and one of the second half to 1 if its resting state has changed. If no check is due, the
-        payload is empty.
+        If a check is due, the payload is `[2 * ranks]`. Each half has one element for each rank. In the first half,
+        this rank's element is its digest of gathered weights. In the second half, it is 1 if this rank's resting state
+        has changed. If no check is due, the payload is empty.
         """
         if not self.due(step):
             return torch.empty(0, dtype=torch.float64, device=device)

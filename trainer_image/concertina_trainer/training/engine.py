@@ -29,16 +29,16 @@ class Engine(Protocol):
     def forward_backward(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
         """Compute the gradients of the global batch's mean loss, and return the share of each microbatch in this mean.
 
-        The gradients are reduced over ranks. The list is empty on ranks whose loss is not counted: all but the first
-        rank of a tensor group, and all pipeline stages but the last.
+        The gradients are reduced over ranks. The list is empty on ranks whose loss is not counted. These are all ranks
+        of a tensor group except the first, and all pipeline stages except the last.
         """
         ...
 
     def evaluated(self, microbatches: Sequence[Microbatch]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the losses that `forward_backward` returns, without computing gradients.
 
-        Return also the sums of the weights of the correctly predicted tokens (see `correct_weights`). Custom models
-        have none.
+        The second list contains the sums of the weights of correctly predicted tokens (see `correct_weights`). It is
+        empty for custom models.
         """
         ...
 
@@ -132,10 +132,10 @@ class Pipelined:
 def own_part(
     microbatch: Microbatch, context: Context | None, dropout_seed: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the tokens, targets, weights and keys of dropout that this rank computes, each `[rows, length]`.
+    """Return the tokens, targets, weights and dropout keys that this rank computes, each `[rows, length]`.
 
-    The keys are None without a seed. Under context parallelism each is `[rows, length / size]`: the columns of this
-    rank (see `Context.take`).
+    Without a seed, the keys are None. Under context parallelism, each result is `[rows, length / size]`: the columns of
+    this rank (see `Context.take`).
     """
     tokens, targets, weights = microbatch.tokens[:, :-1], microbatch.tokens[:, 1:], microbatch.weights
     keys = None

@@ -1,10 +1,10 @@
 """Evaluation of the loss on documents that are not used for training, at intervals of steps.
 
-There is one set of the documents that `concertina data build --validation` has set aside, or the sets that
-trainer.evaluation names. The evaluated sequences are always the same, in batches of the training's size and shape. With
-`determinism: Bitwise`, the evaluation loss does not depend on the number of ranks. Otherwise, the number of ranks
-changes it by rounding errors only, like the loss of a training step. Evaluation changes neither the order of the
-training data nor the gradients.
+The documents are the validation data of `concertina data build --validation`, or the sets that trainer.evaluation
+names. The evaluated sequences are always the same, in batches of the training's size and shape. With `determinism:
+Bitwise`, the evaluation loss does not depend on the number of ranks. Otherwise, the number of ranks changes it by
+rounding errors only, like the loss of a training step. Evaluation changes neither the order of the training data nor
+the gradients.
 
 A step is evaluated before the next step begins. If a drain arrives during an evaluation, all ranks stop the evaluation
 after the current batch, so that the drain does not wait. The next round continues from the same step, and evaluates
@@ -47,7 +47,10 @@ from concertina_trainer.training.progress_report import Reporter
 SEED = 0
 """Seed of the order of sequences. It does not depend on the run's seed, so that runs can be compared."""
 GROUPS = 1
-"""Number of groups of shards in that order. It does not depend on the run's `data.groups`, for the same reason."""
+"""Number of groups of shards for the order of sequences.
+
+It does not depend on the run's `data.groups`, so that runs can be compared.
+"""
 
 
 @dataclasses.dataclass
@@ -57,14 +60,14 @@ class BatchResults:
     losses: list[float] = dataclasses.field(default_factory=list)
     """Mean loss of each batch."""
     correct: list[float] = dataclasses.field(default_factory=list)
-    """Share of the weights of each batch that correctly predicted tokens have, or empty for a custom model."""
+    """Share of each batch's weights that belongs to correctly predicted tokens, or empty for a custom model."""
     tokens: list[int] = dataclasses.field(default_factory=list)
     """Sum of the weights of each batch's predicted tokens."""
     text_bytes: list[float | None] = dataclasses.field(default_factory=list)
     """Bytes of text of each batch (see `Reader.text_bytes`)."""
 
     def figures(self) -> Figures:
-        """Return the figures of the set."""
+        """Return the figures of the set of documents, computed from its batches."""
         total = sum(self.tokens)
         pairs = list(zip(self.losses, self.tokens, strict=True))
         loss = sum(loss * count for loss, count in pairs) / total
@@ -79,13 +82,13 @@ class BatchResults:
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """Figures of one set."""
+    """Figures of one set of documents, such as its loss."""
 
     loss: float
     tokens: int
     """Sum of the weights of the predicted tokens."""
     token_accuracy: float | None
-    """Share of `tokens` whose logit is the largest, or None if the model does not predict tokens."""
+    """Share of `tokens` for which the right token has the largest logit, or None without tokens to predict."""
     bits_per_byte: float | None
     """Loss in bits per byte of text, or None if it is not known or not finite."""
 
@@ -101,14 +104,14 @@ class Evaluation:
 
         Args:
             config: `spec.trainer.evaluation`.
-            readers: Reader of each set by name, in the order of `evaluation_readers`.
+            readers: Reader of each set, keyed by name, in the order of `evaluation_readers`.
             plan: Division of a batch among the ranks.
             model: Model to evaluate.
             engine: Engine of the training.
             sums: Sums of the training.
             world: Ranks of the round.
             reporter: Reports of this worker.
-            saving: Saves of this rank, which save the history.
+            saving: Object that saves this rank's state, including the history of evaluations.
             history: Evaluations before this round.
         """
         self._config, self._readers, self._plan = config, readers, plan
@@ -126,7 +129,7 @@ class Evaluation:
 
     @property
     def stop_reason(self) -> str:
-        """Sentence about why the run ends after the last evaluation, or "" if it continues."""
+        """Sentence that says why the run ends after the last evaluation, or "" if the run continues."""
         return stop_reason(self.history, self._config.stopping)
 
     def is_best(self, step: int) -> bool:
@@ -196,7 +199,7 @@ class Evaluation:
         )
 
     def _result(self) -> Evaluated:
-        """Return the last evaluation for the agent's reports."""
+        """Return the last evaluation in the form in which it is reported to the agent."""
         history, has_perplexity = self.history, self._model.predicts_tokens
         return Evaluated(
             step=history.step,
@@ -261,7 +264,7 @@ def _number(loss: float | None) -> float:
 
 
 def _words(figures: Figures) -> list[str]:
-    """Return words for the log about the known figures other than the loss."""
+    """Return phrases for the log about the known figures other than the loss."""
     accuracy = [] if figures.token_accuracy is None else [f"token accuracy {figures.token_accuracy:.4f}"]
     return accuracy + ([] if figures.bits_per_byte is None else [f"{figures.bits_per_byte:.4f} bits per byte"])
 
@@ -276,7 +279,7 @@ def perplexity_of(loss: float) -> float | None:
 
 
 def evaluation_readers(config: TrainerConfig, training: Reader, begun: bool = False) -> dict[str, Reader]:
-    """Return the reader of each evaluation set, by name. See Reader for `begun`.
+    """Return the reader of each evaluation set, keyed by name. See Reader for `begun`.
 
     Raises:
         InvalidInput: When a set does not exist or can't be used, or its tokenizer differs from that of the data in

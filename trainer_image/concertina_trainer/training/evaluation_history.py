@@ -1,10 +1,12 @@
-"""The best evaluation of a run, and the end of a run whose evaluation loss no longer improves. No torch.
+"""Best evaluation of a run, and the rule that ends a run whose evaluation loss no longer improves.
 
 The history of evaluations is saved with the state. A run that resumes, with any number of ranks, therefore continues
 its counts, and a rollback also restores the earlier history. All ranks have the same losses, so they make the same
 decisions.
 
 A loss that is not finite is never the best, and never an improvement.
+
+The module does not import torch.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from concertina_trainer.config.data_config import StoppingConfig
 
 
 def continued(history: Evaluations, of: str) -> Evaluations:
-    """Return the history with which a round begins. It is a new one if other documents were evaluated before."""
+    """Return the history with which a round begins. It is empty if the earlier history is of different documents."""
     return history if history.of == of else Evaluations(of)
 
 
@@ -27,8 +29,9 @@ def with_result(
 ) -> Evaluations:
     """Return the history after one more evaluation.
 
-    An evaluation is an improvement if its loss is lower by more than `least_improvement` than that of the last
-    improvement. The best evaluation is the one with the lowest loss, whether it counts as an improvement or not.
+    An evaluation is an improvement if its loss is lower than the loss of the last improvement by more than
+    `least_improvement`. The best evaluation is the one with the lowest loss, whether it counts as an improvement or
+    not.
     """
     best = history.best_loss
     is_best = math.isfinite(loss) and (best is None or loss < best)
@@ -51,7 +54,7 @@ def _finite(loss: float) -> float | None:
 
 
 def stop_reason(history: Evaluations, stopping: StoppingConfig | None) -> str:
-    """Return a sentence about why the run ends, or an empty string if it continues."""
+    """Return a sentence that says why the run ends, or an empty string if the run continues."""
     if stopping is None or history.without_improvement < stopping.patience:
         return ""
     by = f" by more than {stopping.least_improvement:g}" if stopping.least_improvement else ""

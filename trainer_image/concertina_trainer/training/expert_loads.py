@@ -24,13 +24,13 @@ class ExpertLoads:
         self._dense, self._count = (experts.first_dense, experts.count) if experts else (config.layers, 0)
         self._layers, self._rate = config.layers - self._dense, (experts and experts.bias_rate) or 0.0
         self._mixtures = dict(model.mixtures())
-        """Mixtures of experts in this rank's pipeline stages, by layer."""
+        """Mixtures of experts in this rank's pipeline stages, keyed by the number of the layer."""
 
     def payload(self, device: torch.device) -> Tensor:
         """Return the loads of this rank's microbatches since the last call, float64 `[layers * experts]`.
 
-        Layers without experts are left out. Layers of other pipeline stages have zeros. The payload is empty if the
-        model has no experts.
+        The payload omits layers without experts, and contains zeros for layers of other pipeline stages. The payload is
+        empty if the model has no experts.
         """
         loads = torch.zeros(self._layers, self._count, dtype=torch.float64, device=device)
         for layer, moe in self._mixtures.items():
@@ -54,7 +54,7 @@ class ExpertLoads:
                 )
 
     def busiest(self, loads: Sequence[float]) -> float | None:
-        """Return the ratio of the busiest expert's load to the mean load of its layer, the maximum over all layers.
+        """Return the ratio of the busiest expert's load to its layer's mean load, the maximum over all layers.
 
         The ratio is 1 if loads are even. The result is None if the model has no experts, or if no token has a weight.
         """

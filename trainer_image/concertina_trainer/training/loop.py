@@ -50,9 +50,9 @@ class TrainingRun:
     """True to make a checkpoint after each evaluation with a new lowest loss (`checkpoint.keepBest`)."""
 
     def begin(self, step: int, position: int) -> Done | None:
-        """Evaluate the restored step, if the previous round ended before its evaluation. Return Done if the run ends.
+        """Evaluate the restored step, if the previous round ended before the evaluation. Return Done if the run ends.
 
-        A run that has all its steps, or that has stopped early, ends with another checkpoint of the same step.
+        A run that has finished all steps, or has stopped early, ends with one more checkpoint of the restored step.
         """
         last = step >= self.config.last_step
         evaluated_before = self.evaluation is not None and self.evaluation.history.step == step
@@ -88,9 +88,9 @@ class TrainingRun:
             return self.evaluation.after(step, last)
 
     def _amended(self, decision: SaveDecision, last: bool, stored: bool = False) -> SaveDecision:
-        """Return the decision as the evaluations so far change it.
+        """Return the decision, changed according to the evaluations so far.
 
-        `stored` is whether a checkpoint of this step is known to be in storage, with its evaluation.
+        `stored` says whether storage is known to contain a checkpoint of this step with its evaluation.
         """
         stop_reason, best = "", False
         if self.evaluation is not None:
@@ -179,7 +179,7 @@ def train(run: TrainingRun, step: int, position: int, check: Callable[[], None] 
 
 
 def computed(run: TrainingRun, step: int, microbatches: Sequence[Microbatch], check: Callable[[], None]) -> StepResult:
-    """Compute the gradients after `step` steps, and return the result, which is the same on all ranks."""
+    """Compute the gradients of the step after `step` finished steps. Return the result, the same on all ranks."""
     run.reporter.enter(WorkerPhase.COMPUTING, step)
     run.digests.begin(step)
     losses = run.scaling.unscaled(run.engine.forward_backward(run.scaling.scaled(microbatches)))

@@ -1,12 +1,12 @@
 """Loss scaling for float16, whose range of exponents is too small for gradients.
 
 The loss is linear in the weights of its tokens. The trainer therefore multiplies these weights by a power of two, the
-loss scale. All gradients of the backward pass are then larger by this factor. Losses and gradients in float32 are
-divided by it, which is exact.
+loss scale. All gradients of the backward pass are then larger by this factor. Losses, and gradients in float32, are
+then divided by the loss scale. The division is exact.
 
 If a gradient overflows, all ranks lower the scale and compute the same samples again, so no sample is left out. After
-GROWTH_STEPS steps without an overflow, they raise it. The scale is a part of the saved state. Source: Micikevicius et
-al. 2017, Mixed Precision Training (arXiv 1710.03740).
+GROWTH_STEPS steps without an overflow, all ranks raise the scale. The scale is a part of the saved state. Source:
+Micikevicius et al. 2017, Mixed Precision Training (arXiv 1710.03740).
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class LossScaling:
         self.is_used = precision is Precision.float16
         self._own = own
         self._exponent = restored.exponent
-        """Exponent at the end of the last step."""
+        """Exponent of the loss scale at the end of the last step."""
 
     @property
     def scale(self) -> float:
         return 2.0**self.state.exponent if self.is_used else 1.0
 
     def scaled(self, microbatches: Sequence[Microbatch]) -> Sequence[Microbatch]:
-        """Return microbatches in whose loss each token has `scale` times its weight."""
+        """Return microbatches in which the weight of each token is multiplied by `scale`."""
         if not self.is_used:
             return microbatches
         return [dataclasses.replace(batch, weights=batch.weights * self.scale) for batch in microbatches]
@@ -60,11 +60,13 @@ class LossScaling:
         return [loss / self.scale for loss in losses] if self.is_used else losses
 
     def result(self, result: StepResult) -> StepResult:
-        """Return the result of a step with the norm of the gradients that are not scaled."""
+        """Return the result of a step, with the gradient norm divided by the loss scale."""
         return dataclasses.replace(result, squared_norm=result.squared_norm / self.scale**2)
 
     def lowered(self, result: StepResult) -> bool:
-        """Lower the scale and return True if gradients have overflowed, and a lower scale can help.
+        """Lower the scale if gradients have overflowed and a lower scale can help.
+
+        Return True if the scale was lowered.
 
         All ranks make the same decision, because `result` is the same on all of them. The trainer's own code computes
         losses in float32. If such a loss is not finite, activations have overflowed, and no scale helps. The loss of a
@@ -78,7 +80,7 @@ class LossScaling:
         return True
 
     def stepped(self) -> None:
-        """Count a step without an overflow, and raise the scale if there were enough of them."""
+        """Count a step without an overflow, and raise the scale after enough such steps."""
         if self.is_used:
             steps = (self.state.steps + 1) % GROWTH_STEPS
             exponent = min(MOST_EXPONENT, self.state.exponent + (not steps))
@@ -97,5 +99,5 @@ class LossScaling:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Values for the report of a step."""
+        """Metrics of the loss scale, for the report of a step."""
         return {"loss_scale": self.scale, "recomputed_steps": self.state.recomputed} if self.is_used else {}

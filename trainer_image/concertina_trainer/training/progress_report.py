@@ -1,4 +1,4 @@
-"""Reports of a worker to its agent, and the lines that it logs."""
+"""Reports of a worker to its agent, and the worker's lines in the log."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class RoundInfo:
 
     restored_step: int
     restored_from: str
-    """Where the state came from: Fresh, Memory or Storage."""
+    """Source of the round's state: Fresh, Memory or Storage."""
     times: StepTimes
     token_flops: float | None
-    """Operations of one token's forward and backward pass. None: there is no MFU."""
+    """Number of operations of the forward and backward pass for one token. None: there is no MFU."""
     token_flops_full_attention: float | None
-    """Operations of one token as in `token_flops`, plus those for pairs of tokens that the causal mask hides.
+    """The number `token_flops`, plus operations for pairs of tokens that the causal mask hides.
 
-    None: not known.
+    The value is None if it is not known.
     """
     peak_flops: float | None
     """Operations per second of all devices of the world. None: there is no MFU."""
     recomputed_flops: float | None = None
-    """Operations of one token that activation checkpointing repeats. None: not known, so there is no HFU."""
+    """Number of operations for one token that activation checkpointing repeats. None: unknown, so there is no HFU."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,13 +54,13 @@ class StepInfo:
     position: int
     """Number of samples consumed."""
     tokens: int
-    """Tokens of this step, over all ranks."""
+    """Number of tokens in this step, over all ranks."""
     loss: float
     gradient_norm: float
     """Norm of the gradient before clipping."""
     rate: float
     snapshot_step: int | None
-    """Step of the newest snapshot that is complete on the peers of all ranks, or None."""
+    """Step of the newest snapshot whose shards are all copied to other replicas, or None."""
     saving_seconds: float
     """Seconds of this round spent on snapshots."""
     stalled_seconds: float
@@ -68,15 +68,15 @@ class StepInfo:
     skipped: Ranges
     """Positions of the samples that were skipped."""
     shares: tuple[int, ...]
-    """Number of sequences in a step of each rank, or empty if shares do not follow the ranks' speed."""
+    """Number of sequences of each rank in a step, or empty if shares do not follow the ranks' speed."""
     interval: CheckpointInterval | None
     """Interval between checkpoints, or None without durable storage."""
     snapshots: SnapshotInterval | None
     """Interval between snapshots, or None before the second snapshot."""
     busiest_expert: float | None = None
-    """Ratio of the busiest expert's load to the mean load of its layer, the maximum over all layers, or None."""
+    """Ratio of the busiest expert's load to its layer's mean load, the maximum over all layers, or None."""
     scaling: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Metrics of the loss scale, or nothing without one."""
+    """Metrics of the loss scale, or empty if there is none."""
 
 
 class Channel(Protocol):
@@ -108,20 +108,18 @@ class Reporter:
         self._step_began = time.perf_counter()
         self._waited = 0.0
         self._before: Mapping[StepPart, float] = {}
-        """Seconds of the first step, by part. Reports subtract them, because they include the warm-up."""
+        """Seconds of each part of the first step. Reports subtract these seconds, because they include the warm-up."""
         self._mean_seconds: float | None = None
         """Moving average of the seconds of a step, without the first step, which includes the warm-up."""
         self._first_step_at: float | None = None
         self._graphs, self._compiling = 0, 0.0
-        """Number of graphs that this process had compiled by the previous step, and seconds it had spent on it when the
-        round began.
-        """
+        """Number of graphs compiled by the previous step, and seconds of compilation before the round."""
         self._saving = self._slowest_save = 0.0
         self._sent: Progress | Beat | None = None
         self._stalled_by = ""
         self._evaluated: Evaluated | None = None
         self.settings: Mapping[str, str] = {}
-        """Values that were chosen for fields that the job leaves out, by path of the field.
+        """Chosen values of the fields that the job does not set, keyed by the field's path.
 
         For model.from and model.hf, the value is the model that was read.
         """
@@ -135,7 +133,7 @@ class Reporter:
         self._step_began = time.perf_counter()
 
     def enter(self, phase: WorkerPhase, step: int) -> None:
-        """Set the phase for the agent's watchdog, without sending a message."""
+        """Set the worker's phase for the agent's watchdog, without sending a message."""
         self.heartbeat.enter(phase, step)
 
     def starting(self, phase: WorkerPhase, step: int) -> None:
@@ -146,7 +144,7 @@ class Reporter:
         )
 
     def begin(self, round: RoundInfo) -> None:
-        """Begin to report steps."""
+        """Begin to report the steps of a round."""
         self._round = round
         self._graphs, self._compiling = compiled.graphs(), compiled.seconds()
 
@@ -215,7 +213,7 @@ class Reporter:
     def evaluating(self, step: int) -> None:
         """Report that an evaluation begins.
 
-        An evaluation may take any time. This time counts neither as a hang nor as part of a step.
+        The time of an evaluation is not limited, and counts neither as a hang nor as part of a step.
         """
         self.enter(WorkerPhase.EVALUATING, step)
         self._send_again(phase=WorkerPhase.EVALUATING, step=step)
@@ -252,9 +250,9 @@ class Reporter:
         self._channel.send(self._sent)
 
     def _send_again(self, of_progress: dict[str, Any] | None = None, **changed: Any) -> None:
-        """Send the last message again, with the new field values `changed`.
+        """Send the last message again, with new values `changed` of its fields.
 
-        If the last message is a Progress message, the fields `of_progress` are changed too. A Beat message does not
+        If the last message is a Progress message, the values `of_progress` are changed too. A Beat message does not
         have these fields.
         """
         if isinstance(self._sent, Progress):
@@ -274,14 +272,14 @@ def _metrics(info: StepInfo) -> dict[str, float]:
 
 
 def _hfu(round: RoundInfo, speed: float) -> dict[str, float]:
-    """Return the hardware FLOPs utilization at `speed` tokens per second as a metric, or nothing if it is not known."""
+    """Return the hardware FLOPs utilization at `speed` tokens per second as a metric, or nothing if unknown."""
     if not round.token_flops or not round.peak_flops or round.recomputed_flops is None:
         return {}
     return {"hfu": speed * (round.token_flops + round.recomputed_flops) / round.peak_flops}
 
 
 def _seconds_since_process_start() -> float:
-    """Return the seconds since this process was forked (or since its exec)."""
+    """Return the seconds since this process was forked, or since it was started by exec."""
     with open("/proc/self/stat") as file:
         ticks = int(file.read().rpartition(")")[2].split()[19])
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))

@@ -2,9 +2,9 @@
 
 A synchronous step ends when its last rank has finished. Sequences can't be divided, so the divisor method of D'Hondt
 and Jefferson gives the shares with which the step ends soonest (Balinski and Young, Fair Representation, 1982). Under a
-time limit T, each rank takes floor(T / its seconds per sequence) sequences. T is the greatest limit under which the
-ranks take no more than the batch (decision "Batch shares by speed"). All functions are pure, and the module does not
-import torch.
+time limit T, a rank's share is floor(T / the rank's seconds per sequence). T is the greatest limit under which the sum
+of the shares does not exceed the batch (decision "Batch shares by speed"). All functions are pure, and the module does
+not import torch.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import math
 from collections.abc import Sequence
 
 BOUND = 2
-"""Bound of a rank's share: from 1/BOUND to BOUND times the even share.
+"""Bound of a rank's share: between 1/BOUND and BOUND times the even share.
 
 A greater difference in speed means that a machine is broken, not that it is slow.
 """
 LEAST_GAIN = 0.1
 """Minimum fraction of the step's time that a change of shares must save.
 
-Measurement errors of 5 % make smaller savings appear, and these must not change the shares.
+Measurement errors of 5 % can simulate smaller savings, which must not change the shares.
 """
 _HALVINGS = 60
 

@@ -1,4 +1,4 @@
-"""Find the collective in which a round hangs, from the flight recorders of the round's ranks. Pure.
+"""Search for the collective in which a round hangs, in the flight recorders of the round's ranks. No side effects.
 
 Each rank counts the collectives that it calls in each process group, and all ranks of a group call the same collectives
 in the same order. A rank has therefore not called a collective yet if the rank's count is lower than the collective's
@@ -20,10 +20,10 @@ CallsByRank = Mapping[int, Optional[tuple[GroupCalls, ...]]]
 
 
 def hung_collective(calls_by_rank: CallsByRank) -> Optional[HungCollective]:
-    """Return the collective for which the ranks wait, or None if no rank waits in one.
+    """Return the collective for which the ranks wait, or None if no rank waits in a collective.
 
-    If ranks wait in several process groups, one rank is usually the cause: it has not called a collective, and waits in
-    no other. The result is then the collective that this rank has not called.
+    If ranks wait in several process groups, usually one rank is the cause: it has not called its next collective in one
+    group, and waits in no other group. In that case, the result is the collective that this rank has not called.
 
     Args:
         calls_by_rank: For each rank of the round, the collectives that it has called, or None if its flight recorder
@@ -41,7 +41,7 @@ def hung_collective(calls_by_rank: CallsByRank) -> Optional[HungCollective]:
 
 
 def _order(collective: HungCollective, waiting: set[int]) -> tuple[bool, bool, bool]:
-    """Return a sort key. The collective that most probably causes the hang gets the smallest key."""
+    """Return a sort key of a collective. The most probable cause of the hang gets the smallest key."""
     missing = set(collective.missing)
     return not missing - waiting, bool(missing & waiting), not collective.silent
 
@@ -58,7 +58,8 @@ def _by_group(calls_by_rank: CallsByRank) -> Iterable[Mapping[int, GroupCalls]]:
 def _members(calls: Mapping[int, GroupCalls], ranks: Iterable[int]) -> Sequence[int]:
     """Return those ranks of the round that are members of a process group.
 
-    A worker can send any numbers. Without a valid range, the ranks that have reported the group are its members.
+    The group's range comes from a worker, and can be wrong. If it is not valid, the result is the ranks that have
+    reported the group.
     """
     described = next(iter(calls.values())).ranks
     if len(described) != 3 or described[2] <= 0:
@@ -99,7 +100,7 @@ def _hung(calls: Mapping[int, GroupCalls], members: Sequence[int], silent: Itera
 
 
 def _names(names: Iterable[str]) -> tuple[str, str]:
-    """Return the operation that most ranks called under the same number, and a different one that some called."""
+    """Return the operation that most ranks called under a number, and a different operation that other ranks called."""
     counts = collections.Counter(filter(None, names)).most_common(2)
     operation = counts[0][0] if counts else "a collective"
     return operation, counts[1][0] if len(counts) > 1 else ""

@@ -29,22 +29,22 @@ from concertina_protocol import (
 
 OVER = (State.SUCCEEDED, State.DRAINED, State.FAILED)
 AT_ONCE, JOIN_GAP_SECONDS = 32, 0.002
-"""Number of members above which joins are spread over time, and the mean seconds between two joins.
+"""Number of members above which their joins are spread over time, and the mean seconds between two joins.
 
-A TLS handshake takes the coordinator about that long.
+The seconds are about the time that a TLS handshake takes the coordinator.
 """
 REMAINING_SECONDS = SILENCE_SECONDS - DOUBT_SECONDS
 """Seconds from the time at which a member counts as silent until it counts as lost."""
 SETTLE_SECONDS = 0.2
 """Seconds that the coordinator waits for further failures if a failure looks like the loss of a peer.
 
-When a worker dies, the workers that lose their peer fail too. On a busy node, such a failure may arrive before that of
-the dead worker. Without the wait, the wrong replica would be named as the cause.
+When a worker dies, the workers that lose their peer fail too. On a busy node, the failure of such a worker may arrive
+before the failure of the dead worker. Without the wait, the wrong replica would be named as the cause.
 """
 
 
 def join_seconds(members: int) -> float:
-    """Return the seconds from the coordinator's Assign after which a member that has not joined counts as lost.
+    """Return the time limit for joins, in seconds after Assign. A member that has not joined by then counts as lost.
 
     The coordinator is the agent of rank 0.
     """
@@ -52,7 +52,7 @@ def join_seconds(members: int) -> float:
 
 
 class Coordinator:
-    """What the coordinator knows about a round: the members' states, the failures, and the shards in storage.
+    """Facts that the coordinator knows about a round: the members' states, the failures, and the shards in storage.
 
     Failures are listed in the order in which they arrived.
 
@@ -76,7 +76,7 @@ class Coordinator:
         self._joined: set[str] = set()
         self._settled_at: Optional[float] = None
         self.settled = False
-        """True if the cause of the failures is known. Until then, the coordinator does not report them."""
+        """True if the cause of the failures is known. Until then, the coordinator does not report the failures."""
         self._published: set[SnapshotId] = set()
         self._parts_changed = False
         """True if a member has reported new shards in storage since the last call of `publishable`."""
@@ -86,12 +86,12 @@ class Coordinator:
         Once set, the value does not change (see `MemberState.ends_at`).
         """
         self._differ_since: Optional[float] = None
-        """Time since which the members are known to have different last snapshots."""
+        """Time since which the members' last snapshots are known to be of different steps."""
         self._noticed: dict[str, float] = {}
         self.watchdog = Watchdog(assign.limits)
 
     def join(self, message: Join, now: float) -> Optional[str]:
-        """Accept a member that joins and return None, or return the reason why the member may not join."""
+        """Accept a member that joins, or refuse the member. Return None or the reason for the refusal."""
         state = self.members.get(message.replica)
         if state is None or state.instance != message.instance:
             return f"{message.replica} ({message.instance}) is not a member of round {message.round}"
@@ -102,7 +102,7 @@ class Coordinator:
         return None
 
     def on_member_state(self, state: MemberState, now: float) -> bool:
-        """Handle a state that a member has sent. Return whether the coordinator's Report has changed.
+        """Record a state that a member has sent. Return whether the coordinator's Report has changed.
 
         The coordinator is the agent of rank 0.
         """
@@ -129,7 +129,7 @@ class Coordinator:
         return self.settle(now) or state != previous
 
     def settle(self, now: float) -> bool:
-        """Determine the cause of the round's failures. Return True only at the first call that finds it."""
+        """Determine the cause of the round's failures. Return True only at the first call that determines a cause."""
         if self.settled or not self._failures:
             return False
         if self._settled_at is None:
@@ -232,7 +232,7 @@ class Coordinator:
             self._differ_since += seconds
 
     def overdue(self, now: float) -> list[tuple[str, str]]:
-        """Return the members that have missed a deadline, each with a clause that says what the member failed to do."""
+        """Return the members that have missed a deadline, each with a phrase that says what the member failed to do."""
         never = f"did not join within {self._join_seconds:g} s"
         reasons = {True: f"has not answered for {SILENCE_SECONDS:g} s", False: never}
         late = [replica for replica, deadline in self._give_up_at.items() if now >= deadline]
@@ -241,7 +241,7 @@ class Coordinator:
         return [(replica, reasons[replica in self._joined]) for replica in late]
 
     def doubt(self, now: float) -> bool:
-        """Mark the members that have been silent for DOUBT_SECONDS, and return whether there is a new one.
+        """Mark the members that have been silent for DOUBT_SECONDS, and return whether a member is newly marked.
 
         The next line of a member removes its mark.
         """
@@ -258,9 +258,10 @@ class Coordinator:
         return min((at for at in times if at > now), default=math.inf)
 
     def check(self, now: float) -> bool:
-        """Check for hangs and stragglers. Return whether one was found or has ended since the last call.
+        """Check for hangs and stragglers. Return whether a hang or straggler has appeared or ended since the last call.
 
-        After a failure, the result is False. The round is then over, and its workers wait because of the failure.
+        After a failure, the result is False. The round is over then, and its workers wait because of the failure, not
+        because of a hang.
         """
         return not self._failures and self.watchdog.check(now)
 
@@ -274,7 +275,7 @@ class Coordinator:
     def gone_unshipped(self, step: Optional[int]) -> list[str]:
         """Return the lost members that may not have uploaded all their shards of the snapshot at `step`.
 
-        A member has uploaded all its shards if storage has as many shards of this member as the member has workers.
+        A member has uploaded all its shards if storage contains one shard for each worker of the member.
         """
         other_members = list(self.members.values())[1:]
         return [
@@ -297,7 +298,7 @@ class Coordinator:
         return failures.told(self._failures.values(), len(self.members)) if self.settled else ()
 
     def publishable(self) -> list[tuple[SnapshotId, bool]]:
-        """Return the snapshots whose shards are all in storage, each with whether it is of the run's last step.
+        """Return snapshots whose shards are all in storage, each with True if it is of the run's last step.
 
         Each snapshot is returned only once.
         """

@@ -38,7 +38,7 @@ UNPROVOKED = frozenset(
 """Reasons that are never a consequence of the loss of a peer."""
 
 LONGEST, LONGEST_BRIEF, TOGETHER = 1000, 200, 60_000
-"""Maximum characters of one failure's sentence with output, of one without output, and of all sentences in a round.
+"""Limits in characters of a failure's sentence with output, of one without, and of all sentences in a round together.
 
 A Report contains each sentence twice, in the state of its member and among the failures. The operator derives its limit
 on the lines of an agent from these numbers, for any encoding (`concertina.agents.bounds`).
@@ -68,7 +68,7 @@ def _last_exception(lines: Sequence[str]) -> str:
 def worker_failure(
     replica: str, ended: WorkerExited, fault: Optional[Fault], step: Optional[int], at: float
 ) -> Failure:
-    """Return the failure for a worker that exited without success."""
+    """Return the Failure of a worker that exited without success."""
     rank, code, last_lines, permanent = ended.rank, ended.code, ended.last_lines, False
     if fault is not None:
         reason, message = fault.reason, f"Rank {rank} (exit code {code}): {fault.message[:LONGEST]}"
@@ -91,9 +91,9 @@ def worker_failure(
 
 
 def worker_stopped(replica: str, rank: int, step: Optional[int], at: float) -> Failure:
-    """Return the failure for a worker that a signal such as SIGSTOP has suspended.
+    """Return the Failure of a worker that a signal such as SIGSTOP has suspended.
 
-    Only the agent of the same pod can notice this.
+    Only the agent of the worker's pod can detect this failure.
     """
     message = f"Rank {rank} is stopped (by SIGSTOP or a similar signal), so the other ranks can't continue."
     return Failure(replica, FailureReason.WORKER_STOPPED, message, rank=rank, step=step, at=at)
@@ -102,8 +102,8 @@ def worker_stopped(replica: str, rank: int, step: Optional[int], at: float) -> F
 def looks_provoked(failure: Failure) -> bool:
     """Return whether a failure looks like a consequence of a lost connection to another rank.
 
-    This is so if the worker's output names a lost connection, or if a watchdog inside the worker has aborted the
-    worker.
+    The result is True if the worker's output names a lost connection, or if a watchdog in the worker's process has
+    aborted the worker.
     """
     if failure.reason == FailureReason.WORKER_SIGNALED:
         return -failure.exit_code == signal.SIGABRT
@@ -133,7 +133,7 @@ def mark(failures: Iterable[Failure]) -> tuple[Failure, ...]:
 
 
 def better(previous: Optional[Failure], new: Failure) -> Failure:
-    """Return that one of two failures of the same replica that says more about the cause."""
+    """Return the more informative one of two failures of the same replica."""
     return new if previous is None or (looks_provoked(previous) and not looks_provoked(new)) else previous
 
 
@@ -154,7 +154,7 @@ def told(failures: Iterable[Failure], members: int) -> tuple[Failure, ...]:
 
 
 def whole(failure: Failure) -> Failure:
-    """Return the failure with the worker's output, shortened to what the operator stores."""
+    """Return the failure with the worker's output, shortened to the lines and characters that the operator stores."""
     lines = [line.rstrip()[:LONGEST_LAST_LINE] for line in failure.last_lines if line.strip()]
     return dataclasses.replace(failure, message=failure.message[:LONGEST], last_lines=tuple(lines[-MOST_LAST_LINES:]))
 

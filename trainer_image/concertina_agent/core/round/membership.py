@@ -33,7 +33,7 @@ class Preparation:
     """Candidates that get a Ping (see `probes`)."""
     waiting: list[int]
     released: bool = False
-    """True if the operator has sent Release: the replica is not a member, and the round does not need its state."""
+    """True if the operator has sent Release: the replica does not become a member, and its state is not needed."""
     gone: bool = False
     replaced: tuple[p.Replaced, ...] = ()
     """Reasons why the workers of the round are new processes (see `Prepared.replaced`)."""
@@ -43,10 +43,10 @@ class Preparation:
 
     @property
     def quiet(self) -> bool:
-        """True if no old worker and no missing port prevents this agent from beginning the round.
+        """True if nothing prevents this agent from beginning the round.
 
-        No worker of an older round may be left, and a port must be bound for the round's c10d store (at which ranks
-        meet).
+        All workers of older rounds must have ended, and a port must be bound for the round's c10d store, at which the
+        ranks rendezvous.
         """
         return self.gone and self.store is not None
 
@@ -64,10 +64,10 @@ class Notice:
 
     @property
     def patient_until(self) -> float:
-        """Time until which this agent, after a termination notice, waits for the coordinator to begin a drain.
+        """Time until which an agent with a termination notice waits for the coordinator to begin a drain.
 
-        In a drain, all ranks save and stop after the same step. If none has begun by that time, this agent stops its
-        own workers.
+        In a drain, all ranks save and stop after the same step. If no drain has begun by that time, this agent stops
+        its own workers.
 
         The coordinator is the agent of rank 0.
         """
@@ -117,7 +117,7 @@ class Membership:
     ends_at: Optional[int] = None
     """Newest step that all ranks have completely, as the coordinator has reported.
 
-    It is set when a script has finished on all members.
+    The field is set when a script has finished on all members.
     """
     published: Optional[p.Durable] = None
     """Checkpoint that LATEST names because this round has published it, or None. Only the coordinator sets this."""
@@ -125,7 +125,7 @@ class Membership:
     """Newest step of which another replica has a copy, for each shard of this agent's workers."""
     hearts: Heartbeats = dataclasses.field(default_factory=Heartbeats)
     world_mismatch: str = ""
-    """Clause that says how each worker of this agent trains in a world of its own, or "" if some worker does not."""
+    """Part of a sentence that says how each worker of this agent trains in a world of its own, or "" unless all do."""
 
     @property
     def lonely(self) -> bool:
@@ -160,7 +160,7 @@ class Membership:
         self.failure = better(self.failure, failure)
 
     def peer_has_all(self, snapshots: SnapshotIndex) -> bool:
-        """Return whether another replica has a copy of the newest snapshot of each shard of this agent's workers.
+        """Return whether another replica has a copy of the newest snapshot of every shard of this agent's workers.
 
         The result is also True if no replica keeps copies for this agent, or if no worker has saved a snapshot.
         """
@@ -168,6 +168,6 @@ class Membership:
         return self.lonely or all(step is None or self.has_copied(rank, step) for rank, step in newest.items())
 
     def has_copied(self, shard: int, step: int) -> bool:
-        """Return whether another replica has a copy of this agent's shard `shard`, of this step or a later one."""
+        """Return whether another replica has a copy of this agent's shard `shard` of step `step` or a later step."""
         copied = self.copied.get(shard)
         return copied is not None and copied >= step

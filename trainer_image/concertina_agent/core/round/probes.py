@@ -19,8 +19,9 @@ ALL_PAIRS = 32
 SAMPLE = 3
 """Number of candidates, chosen by a hash, to which an agent sends a Ping if there are more than ALL_PAIRS.
 
-It also sends one to its neighbours in the ring of copies, and to the first candidate, which may become the coordinator.
-An agent chooses the same candidates each time if they exist, so that it can reuse connections.
+The agent also sends a Ping to its neighbours in the ring of copies, and to the first candidate, which may become the
+coordinator. An agent chooses the same candidates before each round, if they still exist, so that it can reuse
+connections.
 """
 
 

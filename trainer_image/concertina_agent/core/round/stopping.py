@@ -1,9 +1,9 @@
-"""Agreement of all ranks on the call of `trainingjob.should_checkpoint()` at which a user's own command stops.
+"""Agreement of all ranks on the number of the `trainingjob.should_checkpoint()` call at which a user's command stops.
 
 Every rank calls the function once per step, so the number of calls is a clock that all ranks share. When a drain
 begins, each agent asks its workers how many calls they have finished. A worker that has answered waits when it calls
-the function the next time. The coordinator then chooses a call: the highest answer plus one. No worker has gone beyond
-this call, and every worker reaches it. At this call, the function returns True on all ranks. The agreement needs no
+the function the next time. The coordinator then chooses a call: the highest answer plus one. No worker has made a later
+call, and every worker reaches this call. At this call, the function returns True on all ranks. The agreement needs no
 collective, which could hang (decision "A script's ranks agree by counting calls").
 
 If no worker has called the function (call 0), the workers receive SIGTERM, and must exit within their grace period.
@@ -25,7 +25,7 @@ from concertina_protocol import MemberState
 from concertina_protocol import worker_channel as w
 
 ANSWER_SECONDS = 5.0
-"""Seconds that workers have to answer. If a worker is stopped or busy and does not answer, no call is agreed on."""
+"""Seconds within which workers must answer. If a worker is stopped or busy, the ranks agree on no call."""
 
 
 class Stopping:
@@ -38,17 +38,17 @@ class Stopping:
         self.attending: set[int] = set()
         """Ranks that have called should_checkpoint()."""
         self.next_call: Optional[int] = None
-        """First call at which all workers of this agent can stop, or 0 if no worker calls should_checkpoint().
+        """Number of the first call at which all workers of this agent can stop, or 0 if no worker makes such calls.
 
         The value is None until the workers have been asked and all have answered.
         """
         self.call: Optional[int] = None
-        """Call of should_checkpoint() that the coordinator has chosen, or None."""
+        """Number of the should_checkpoint() call that the coordinator has chosen, or None."""
         self._asked_at: Optional[float] = None
         self._passed_unasked = -1
-        """Number of finished calls that is assumed for the workers of this agent if none has called the function yet.
+        """Number of finished calls to assume for the workers of this agent if none of them has called the function yet.
 
-        It is 0 if they are going to call the function, otherwise -1.
+        The number is 0 if the workers are expected to call the function later, otherwise -1.
         """
         self._waiting: set[int] = set()
         self._passed: dict[int, int] = {}
@@ -59,10 +59,10 @@ class Stopping:
         return bool(self.call)
 
     def ask(self, now: float, will_attend: bool = False) -> list[e.Effect]:
-        """Ask the workers how many calls of should_checkpoint() they have finished, to stop all at the same call.
+        """Request from the workers their numbers of finished should_checkpoint() calls, to stop all at the same call.
 
-        This happens in a drain. Only workers that have called the function are asked. If there are none yet and
-        `will_attend` is true, wait for a first call.
+        This method is called in a drain. Only workers that have called the function get the request. If no worker has
+        called it yet and `will_attend` is true, wait for a first call.
 
         In a drain, all ranks stop after the same step.
         """
@@ -74,9 +74,9 @@ class Stopping:
         return []
 
     def attends(self, rank: int) -> list[e.Effect]:
-        """Handle a worker's first call of should_checkpoint().
+        """Record a worker's first call of should_checkpoint(), and answer it.
 
-        The worker waits until this method has answered the call.
+        The worker waits for the answer.
         """
         self.attending.add(rank)
         if self.call:
@@ -95,9 +95,9 @@ class Stopping:
         self._settle()
 
     def stop_at(self, call: int) -> list[e.Effect]:
-        """Make this agent's workers stop at a call of should_checkpoint(), which the coordinator has chosen.
+        """Make this agent's workers stop at the call of should_checkpoint() that the coordinator has chosen.
 
-        If the call is 0, the workers receive SIGTERM.
+        `call` is the number of that call. If it is 0, the workers receive SIGTERM instead.
 
         The coordinator is the agent of rank 0.
         """
@@ -109,7 +109,7 @@ class Stopping:
         return [e.SendToWorker(rank, w.StopAtCall(call)) for rank in sorted(self.attending)]
 
     def decide(self, members: Iterable[MemberState], now: float) -> Optional[int]:
-        """Return the call of should_checkpoint() at which all workers stop, or None if it can't be decided yet.
+        """Return the number of the should_checkpoint() call at which all workers stop, or None if it is undecided.
 
         Only the coordinator (the agent of rank 0) decides this, when every member has answered. If a member has not
         answered in time, the result is 0, and the workers receive SIGTERM.

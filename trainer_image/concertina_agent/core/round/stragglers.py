@@ -1,10 +1,10 @@
 """Stragglers: ranks that the other ranks wait for in every step.
 
 In synchronous training, a step takes the same time on all ranks, so its duration does not show which rank is slow
-(decision "Stragglers are found by their own work time"). The time in which a rank does not wait in collectives
-(`Heartbeat.busy`) does differ: it is longest on a straggler. Because single steps vary, this module sums this time over
-several steps. It compares a rank with the median of the other ranks. With two ranks, the median of all ranks would
-depend on the straggler itself. The module has no side effects.
+(decision "Stragglers are found by their own work time"). The ranks differ in the time in which they do not wait in
+collectives (`Heartbeat.busy`): a straggler has the longest such time. Because single steps vary, this module sums this
+time over several steps. The module compares the sum of a rank with the median of the other ranks, because a median of
+all ranks would depend on the straggler itself. The module has no side effects.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from concertina_protocol import Busy, Heartbeat, Straggler
 WINDOW_SECONDS, WINDOW_STEPS = 5.0, 10
 """Minimum duration in seconds, and minimum number of steps, of a window over which work is summed."""
 IN_A_ROW = 2
-"""Number of consecutive windows in which a rank must be slow to be reported. One window without it ends the report."""
+"""Number of consecutive windows in which a rank must be slow to be reported.
+
+After one window in which the rank is not slow, the rank is no longer reported.
+"""
 LEAST_SHARE = 0.2
-"""Minimum share of a step's time that would be saved without the straggler. Smaller differences are ignored."""
+"""Minimum share of a step's time that the job must lose to a straggler. Stragglers that cost less are ignored."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,12 +86,12 @@ class Stragglers:
 def late(work: Mapping[int, Work], seconds: float, factor: float) -> list[int]:
     """Return the ranks whose work per step takes at least `factor` times as long as the median of the other ranks.
 
-    A rank is left out if the difference is less than LEAST_SHARE of a step's time.
+    A rank is left out if its work exceeds the median by less than LEAST_SHARE of a step's time.
 
     Args:
         work: Work of each rank in a window of several steps, keyed by rank.
         seconds: Duration of the window.
-        factor: Least factor by which a straggler's work takes longer.
+        factor: Minimum ratio of a straggler's work to the median.
     """
     ordered = sorted(rank_work.per_step for rank_work in work.values())
     return [
@@ -100,7 +103,10 @@ def late(work: Mapping[int, Work], seconds: float, factor: float) -> list[int]:
 
 
 def _median_of_others(rank_work: Work, ordered: Sequence[float]) -> float:
-    """Return the median of the other ranks' work. `ordered` has the work of all ranks, sorted."""
+    """Return the median of the work of all ranks except one.
+
+    `ordered` contains the work of all ranks in ascending order, and `rank_work` is the work of the rank to leave out.
+    """
     index = bisect.bisect_left(ordered, rank_work.per_step)
     lower, odd = divmod(len(ordered) - 2, 2)
     pair = (lower, lower + odd)

@@ -26,8 +26,10 @@ STEP_PHASES = tuple(
     for phase in WorkerPhase
     if phase not in (WorkerPhase.TRAINING, WorkerPhase.COMPILING, WorkerPhase.BETWEEN_STEPS)
 )
-"""Phases of a step, in the order in which a worker goes through them. A phase that is not listed counts as
-computing."""
+"""Phases of a step, in the order in which a worker goes through them.
+
+A worker in any other phase counts as computing.
+"""
 LASTING: Mapping[str, float] = {
     WorkerPhase.STARTING: 900.0,
     WorkerPhase.RESTORING: 1800.0,
@@ -35,7 +37,10 @@ LASTING: Mapping[str, float] = {
     WorkerPhase.CHECKPOINTING: 1800.0,
     WorkerPhase.EVALUATING: 7200.0,
 }
-"""Seconds without progress that these phases may take. They replace the limit for a step if that is lower."""
+"""Seconds without progress that these phases may take.
+
+In these phases, they replace the limit for a step if the limit for a step is lower.
+"""
 UNSEEN = 7200.0
 """Default limit in seconds between two optimizer steps of a script that does not report phases.
 
@@ -44,13 +49,13 @@ Between two steps, such a script may evaluate, save or compile.
 FIRST_STEP = 900.0
 """Seconds that the first step of a round may take. It may include compilation and warm-up."""
 LEAST, TIMES = 60.0, 20.0
-"""Default limit for a step: LEAST seconds, or TIMES times the usual duration of a step if that is longer."""
+"""Defaults for the limit of a step: the higher of LEAST seconds and TIMES times the usual duration of a step."""
 STOPPED_SECONDS = 0.5
-"""Seconds without progress before a worker that is stopped (SIGSTOP) is reported. Only for workers with heartbeats."""
+"""Seconds without progress after which a worker with heartbeats that is stopped (SIGSTOP) is reported."""
 STACKS_SECONDS = 4.0
 """Seconds to wait for the stacks of all workers before the hang is reported."""
 COLLECTIVE = ("torch/distributed/", "torch/_ops.py", "deepspeed/comm", "megatron/core/parallel_state")
-"""Parts of file paths which show that a stack frame is in a collective."""
+"""Parts of file paths of functions that run a collective. They are compared with the frames of a stack."""
 INNERMOST = 4
 BUSY_SECONDS = 2.0
 """Seconds between two summaries of the ranks' own work."""
@@ -72,7 +77,7 @@ class Heartbeats:
     def on_beat(self, rank: int, step: int, phase: str, now: float) -> None:
         """Record the phase in a worker's message.
 
-        If the worker has a heartbeat file, the file has precedence, because it is more precise.
+        If the worker has a heartbeat file, the phase in the file is used instead, because the file is more precise.
 
         A worker that waits for data repeats its message, and each message counts as progress.
         """
@@ -106,11 +111,11 @@ class Heartbeats:
         )
 
     def stopped(self, ranks: Iterable[tuple[int, int]]) -> frozenset[int]:
-        """Return the ranks that are stopped (SIGSTOP) now, were stopped at the last call, and have not run in between.
+        """Return the ranks that have been stopped (SIGSTOP) without a pause since the last call.
 
-        `ranks` has each rank that is stopped now, with the CPU time that it has used. If the CPU time has not changed,
-        the rank has not run. A worker that is stopped for short moments again and again is only slow (decision "A
-        briefly stopped worker counts as slow").
+        `ranks` contains each rank that is stopped now, with the CPU time that the rank has used. If the CPU time is the
+        same as at the last call, the rank has not run in between. A worker that is stopped for short moments again and
+        again is only slow (decision "A briefly stopped worker counts as slow").
         """
         moved = {
             heartbeat.rank for heartbeat in self.heartbeats if heartbeat.phase and heartbeat.still < STOPPED_SECONDS
@@ -119,7 +124,9 @@ class Heartbeats:
         return frozenset(rank for rank, _ in before & self._stopped) - moved
 
     def hung(self, hung: bool) -> bool:
-        """Record whether the coordinator says that the round hangs. Return whether to collect the workers' stacks now.
+        """Record whether the coordinator reports a hang of the round.
+
+        Return whether to collect the workers' stacks now.
 
         Stacks are collected once for each hang.
 
@@ -152,7 +159,7 @@ class RankHeartbeat:
 
 
 class Watchdog:
-    """Detection of hangs and stragglers among all ranks of the round. Used on the coordinator.
+    """Detector of hangs and stragglers among all ranks of the round, for the coordinator.
 
     A round is a period in which a fixed set of replicas trains.
     """
@@ -169,7 +176,7 @@ class Watchdog:
         self.busy: Optional[Busy] = None
         """Last summary of the ranks' own work.
 
-        It is renewed every BUSY_SECONDS, unless the heartbeats of a replica are late by more than that time.
+        The summary is renewed every BUSY_SECONDS, unless the heartbeats of a replica are late by more than that time.
         """
         self._busy_at = -math.inf
         self._summarized: dict[int, Heartbeat] = {}
@@ -179,7 +186,7 @@ class Watchdog:
     def hung(self) -> bool:
         """True if no rank has made progress for too long.
 
-        The field `hang`, which has the details, is set later, when the workers' stacks have been collected.
+        The field `hang` contains the details. It is set later, when the workers' stacks have been collected.
         """
         return self._hung_at is not None
 
@@ -196,7 +203,10 @@ class Watchdog:
             self._steps.append(seconds)
 
     def check(self, now: float) -> bool:
-        """Check for hangs and stragglers. Return whether one was found or has ended since the last call."""
+        """Check for hangs and stragglers.
+
+        Return whether a hang or straggler has appeared or ended since the last call.
+        """
         rank_heartbeats = {
             rank: (rank_heartbeat.replica, rank_heartbeat.heartbeat)
             for rank, rank_heartbeat in self._rank_heartbeats.items()
@@ -273,11 +283,11 @@ class Watchdog:
 
 
 def limit(limits: Limits, steps: Iterable[float], phase: str) -> float:
-    """Return the seconds without progress after which the round counts as hanging.
+    """Return the seconds without progress after which the round counts as hung.
 
     Args:
         limits: Limits from the job's spec.
-        steps: Durations of steps of the rank that is behind.
+        steps: Durations in seconds of recent steps of the rank that is behind.
         phase: Phase of the rank that is behind, such as a step or a save.
     """
     durations = list(steps)
@@ -289,7 +299,7 @@ def limit(limits: Limits, steps: Iterable[float], phase: str) -> float:
 
 
 def position(heartbeat: Heartbeat) -> tuple[int, int]:
-    """Return the progress of a rank as two numbers that can be compared: finished steps, and phase of the next step."""
+    """Return the progress of a rank as two numbers to compare: finished steps, and phase within the next step."""
     phase = heartbeat.phase if heartbeat.phase in STEP_PHASES else WorkerPhase.COMPUTING
     return heartbeat.step, STEP_PHASES.index(phase)
 
@@ -297,9 +307,10 @@ def position(heartbeat: Heartbeat) -> tuple[int, int]:
 def suspects(heartbeats: Iterable[Heartbeat], collective: Optional[HungCollective] = None) -> list[Heartbeat]:
     """Return the heartbeats of the ranks that are behind, so that the other ranks wait for them.
 
-    These are the ranks with the least progress, without those that wait in a collective operation themselves. If all
-    ranks with the least progress seem to wait, the result is those that have not called the hung `collective`. If all
-    have called it, the result is all of them (decision "A heartbeat file instead of messages").
+    These are the ranks with the least progress, except those that wait in a collective operation themselves. If all
+    ranks with the least progress seem to wait, the result is the ranks among them that have not called the hung
+    `collective`. If all ranks with the least progress have called it, the result is all these ranks (decision "A
+    heartbeat file instead of messages").
     """
     everyone = sorted(heartbeats, key=lambda heartbeat: heartbeat.rank)
     reporting = [heartbeat for heartbeat in everyone if heartbeat.phase]

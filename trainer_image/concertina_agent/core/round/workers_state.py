@@ -1,4 +1,4 @@
-"""What an agent knows about its own workers in one round. The module has no side effects.
+"""Facts that an agent knows about its own workers in one round. The module has no side effects.
 
 A round is a period in which a fixed set of replicas trains.
 """
@@ -34,7 +34,7 @@ class Worker:
     done: Optional[w.Done] = None
     fault: Optional[w.Fault] = None
     outcome: Optional[WorkerOutcome] = None
-    """Outcome of the worker after its exit, or None before."""
+    """Outcome of the worker after its exit, or None while it runs."""
 
 
 class Workers:
@@ -50,7 +50,7 @@ class Workers:
         """True if the workers save snapshots."""
         self._workers = {rank: Worker() for rank in ranks}
         self._reports_steps = False
-        """True if rank 0 reports its steps itself. If so, its optimizer steps are not counted."""
+        """True if rank 0 reports its steps itself. If so, the agent does not count rank 0's optimizer steps."""
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -1,1 +1,4 @@
-"""Handlers of events. Each is a pure function `on_<event>(agent, event, t) -> effects`. `machine` lists them."""
+"""Functions that process events.
+
+Each is a pure function `on_<event>(agent, event, t) -> effects`, listed in `machine`.
+"""

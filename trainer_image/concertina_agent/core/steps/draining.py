@@ -62,8 +62,8 @@ def begin(agent: AgentState, r: Membership, order: p.Drain, t: e.Moment) -> list
 def drain_for_notices(agent: AgentState, t: e.Moment) -> list[e.Effect]:
     """Begin a drain (stop all ranks after the same step), because members have termination notices.
 
-    The coordinator is the agent of rank 0. The coordinator does not wait for the operator, which may be unavailable
-    (decision "The coordinator drains by itself"). If all members must depart, the drain saves a checkpoint.
+    The coordinator (the agent of rank 0) does not wait for the operator, which may be unavailable (decision "The
+    coordinator drains by itself"). If all members must depart, the drain saves a checkpoint.
     """
     r = agent.round
     if r is None or r.coordinator is None or not (noticed := r.coordinator.noticed()):
@@ -102,11 +102,11 @@ def end_of_grace(agent: AgentState, r: Membership, t: e.Moment) -> list[e.Effect
 
 
 def ship_last(agent: AgentState, r: Membership) -> list[e.Effect]:
-    """Upload the last snapshot of those workers that had ended before a checkpoint was requested from them.
+    """Upload the last snapshots of workers that had ended before a checkpoint was requested from them.
 
-    There are two such cases:
+    This happens in two cases:
     - A worker had already stopped when a drain requested a checkpoint.
-    - A script has finished. Only when a script ends does the agent know which step was the last one.
+    - A script has finished. The agent knows which step was the last one only when the script ends.
 
     In a drain, all ranks stop after the same step.
     """
@@ -123,7 +123,7 @@ def ship_last(agent: AgentState, r: Membership) -> list[e.Effect]:
 
 
 def agree_on_the_end(agent: AgentState, r: Membership, coordinator: Coordinator, t: e.Moment) -> list[e.Effect]:
-    """Determine the step with which a script has ended, because ranks may have ended with different last snapshots.
+    """Determine the last step of a script, because ranks may have ended with snapshots of different steps.
 
     Only the coordinator (the agent of rank 0) does this.
     """
@@ -151,7 +151,7 @@ def end_at(agent: AgentState, r: Membership, step: Optional[int]) -> list[e.Effe
 
 
 def forgiven(agent: AgentState, state: p.MemberState) -> p.MemberState:
-    """Return a member's state. Leave out a failure that is only a consequence of the drain.
+    """Return a member's state, without a failure that is only a consequence of the drain.
 
     A drain stops all ranks of a round. With a user's own command, one worker may stop before another one. The second
     worker then loses the connection to the first, and may fail before it receives its own request to stop.

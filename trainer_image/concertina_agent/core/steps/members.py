@@ -71,7 +71,7 @@ def on_member_gone(agent: AgentState, event: e.MemberGone, t: e.Moment) -> list[
 
 
 def check_members(agent: AgentState, r: Membership, coordinator: Coordinator, t: e.Moment) -> list[e.Effect]:
-    """Check, at each tick, which members are lost, what has failed, and whether the round hangs."""
+    """Check, at each tick, which members are lost, which workers have failed, and whether the round hangs."""
     overdue = coordinator.overdue(t.now)
     for replica, detail in overdue:
         coordinator.lost(replica, detail, t.at)

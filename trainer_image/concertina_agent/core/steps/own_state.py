@@ -1,7 +1,7 @@
 """Effects of a change of this agent's own state.
 
 The coordinator (the agent of rank 0) is also a member of its round, a period in which a fixed set of replicas trains.
-Its own state is therefore handled like the state of any other member, too.
+The coordinator therefore also processes its own state like the state of any other member.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def fail(agent: AgentState, failure: p.Failure, t: e.Moment) -> list[e.Effect]:
 
 
 def publish(coordinator: Coordinator) -> list[e.Effect]:
-    """Publish, as checkpoints, all snapshots whose shards are now in storage."""
+    """Return the effects that publish, as checkpoints, all snapshots whose shards are now in storage."""
     return [e.Publish(id, complete) for id, complete in coordinator.publishable()]
 
 

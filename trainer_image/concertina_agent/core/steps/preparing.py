@@ -1,7 +1,7 @@
 """Handlers of the messages with which a round begins: Prepare, Assign and Release.
 
-A round is a period in which a fixed set of replicas trains. Prepare ends older rounds and is answered with this agent's
-state. Assign begins the round. Release tells a departing replica that the round does not need its state.
+A round is a period in which a fixed set of replicas trains. Prepare ends older rounds, and the answer contains this
+agent's state. Assign begins the round. Release tells a departing replica that the round does not need its state.
 """
 
 from __future__ import annotations

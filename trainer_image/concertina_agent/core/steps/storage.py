@@ -19,7 +19,7 @@ def keep_state(agent: AgentState, r: Membership) -> list[e.Effect]:
     """Begin to copy a script's snapshots to another replica and to upload its checkpoints.
 
     The bundled trainer always saves snapshots. For a user's script, copies and uploads begin only when the script sends
-    the message that it saves snapshots.
+    the message KeepsState.
     """
     if agent.bundled or r.copying:
         return []
@@ -56,9 +56,9 @@ def on_copy_held(agent: AgentState, event: e.CopyHeld, t: e.Moment) -> list[e.Ef
 
 
 def restored(agent: AgentState, r: Membership, step: int) -> list[e.Effect]:
-    """Delete the older snapshots that the agent has kept in case a rank could not restore the state of this round.
+    """Delete the older snapshots that were kept in case a rank could not restore the state of this round.
 
-    After any finished step, all ranks have restored their state, because all of them take part in each step.
+    Once a step has finished, all ranks have restored their state, because all of them take part in each step.
     """
     restore = r.assign.restore
     if restore.source == p.RestoreSource.FRESH or step <= restore.step or r.restored:
@@ -68,7 +68,7 @@ def restored(agent: AgentState, r: Membership, step: int) -> list[e.Effect]:
 
 
 def complete_on_peers(agent: AgentState, r: Membership, step: Optional[int]) -> list[e.Effect]:
-    """Delete the snapshots of older rounds if all shards of a snapshot of this round have a copy on another replica.
+    """Delete the snapshots of older rounds, once all shards of a snapshot of this round have a copy on another replica.
 
     `step` is the step of the newest such snapshot, or None if there is none.
     """

@@ -2,8 +2,9 @@
 
 The hook has three uses:
 - In a warm parent, it imports modules and forks on request. The parent is started with the command line of the user's
-  script. Before Python runs that script, it imports this module, which does not return in the parent. It returns in
-  each fork, where Python itself then runs the script (decision "Warm starts run scripts through sitecustomize").
+  script. Before Python runs that script, Python imports this module. In the parent, the import does not return. In each
+  fork, the import returns, and Python itself then runs the script (decision "Warm starts run scripts through
+  sitecustomize").
 - In any other interpreter of a worker's command, the hook lets such a fork run the interpreter's script. If this is not
   possible, the hook returns, and the script starts in this interpreter (`hand_over`, decision "Warm starts of commands
   with shells and wrappers").
@@ -42,7 +43,7 @@ def _become_parent(settings: str) -> None:
 
 
 def _hand_over(socket: str) -> None:
-    """Let another process run the script of this interpreter.
+    """Let a fork of a warm process run the script of this interpreter.
 
     This function returns if the script has to start here.
     """
@@ -74,7 +75,7 @@ def _count_steps(path: str) -> None:
 
 
 def _forget_own_modules() -> None:
-    """Remove the agent's modules from `sys.modules`, because a script could have modules of the same names."""
+    """Remove the agent's modules from `sys.modules`, because a script could have modules with the same names."""
     for name in [name for name in sys.modules if name.partition(".")[0] in ("concertina_agent", "concertina_protocol")]:
         del sys.modules[name]
 
@@ -83,7 +84,7 @@ def _import_next() -> None:
     """Run the `sitecustomize` that Python would have imported if this one did not exist.
 
     Raises:
-        ImportError: If there is none. Python's `site` expects this error.
+        ImportError: If there is no other `sitecustomize`. Python's `site` expects this error.
     """
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is None or spec.loader is None:

@@ -1,7 +1,9 @@
-"""Records of NumPy files. The array of an .npy file gets the name `features`. Arrays of an .npz file have names.
+"""Reader of NumPy files as records: the array of an .npy file, or the named arrays of an .npz file.
 
 NumPy's own reader allocates as much memory as a file's header requests, and reads headers of up to 4 GiB. This reader
 checks each size in a file first, because the file may be damaged.
+
+The value of an .npy file has the name `features`.
 """
 
 from __future__ import annotations
@@ -26,13 +28,16 @@ from concertina_trainer.data.build.content import HEAD_BYTES, container_of
 from concertina_trainer.data.build.records import MOST_BYTES, Record, UnreadArray
 
 _NPY, _ZIP = "a NumPy array", "a zip archive"
-"""Names of the file formats that .npy and .npz files have, as found by `content.container_of`."""
+"""Names that `content.container_of` returns for .npy and .npz files."""
 _MOST_HEADER_BYTES = 16384
-"""Maximum size of a header. NumPy itself parses none of more than 10,000 bytes."""
+"""Maximum size of a header in bytes. NumPy itself refuses headers of more than 10,000 bytes."""
 _MOST_DESCRIBED = 20
 """Maximum number of arrays that an error message describes."""
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-"""Reader of the header of each version of the format. Version 3 is only for records with named parts."""
+"""Reader of the header, keyed by the version of the format.
+
+Version 3 is not listed, because it is only for records with named parts.
+"""
 DAMAGE = (
     ValueError, TypeError, SyntaxError, RuntimeError, OverflowError, EOFError, OSError, tokenize.TokenError,
     zipfile.BadZipFile, zlib.error, lzma.LZMAError,
@@ -41,7 +46,7 @@ DAMAGE = (
 
 
 def read_arrays(location: str, file: IO[bytes], columns: Collection[str]) -> Iterator[Record]:
-    """Yield the one record of a file. Of an .npz file, only the arrays `columns` are read.
+    """Yield the only record of a file. Of an .npz file, only the arrays `columns` are read.
 
     Raises:
         InvalidInput: When the file can't be read, or has an array of objects.
@@ -54,7 +59,7 @@ def read_arrays(location: str, file: IO[bytes], columns: Collection[str]) -> Ite
 
 
 def _values(file: IO[bytes], columns: Collection[str]) -> dict[str, object]:
-    """Return the arrays of a file by name.
+    """Return the arrays of a file, keyed by name.
 
     Raises:
         ValueError: When the file has another format.
@@ -72,7 +77,8 @@ def load(file: IO[bytes]) -> NDArray[Any]:
     """Read the array of an .npy file.
 
     Raises:
-        ValueError: When the file is damaged, or its array is not one of numbers, or has more than MOST_BYTES.
+        ValueError: When the file is damaged, or its array has elements other than numbers or more than MOST_BYTES
+            bytes.
     """
     shape, is_fortran, dtype, rest = _header(file)
     size = math.prod(shape) * dtype.itemsize
@@ -87,10 +93,10 @@ def load(file: IO[bytes]) -> NDArray[Any]:
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any], bytes]:
-    """Return an array's shape, whether it is in Fortran order, its type, and the bytes that were read after the header.
+    """Return an array's shape, whether it is in Fortran order, its dtype, and the bytes read beyond the header.
 
     Raises:
-        ValueError: When the array is not one of numbers.
+        ValueError: When the array has elements other than numbers.
     """
     start = io.BytesIO(file.read(_MOST_HEADER_BYTES))
     read = _HEADERS.get(npy.read_magic(start))
@@ -106,7 +112,7 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any], byte
 
 
 def _archive(file: IO[bytes], columns: Collection[str]) -> dict[str, object]:
-    """Return the arrays of an .npz file by name. Arrays that are not in `columns` are None.
+    """Return the arrays of an .npz file, keyed by name. The value of an array that is not in `columns` is None.
 
     If a column is missing, the shapes of the other arrays are read too, for the error message. Members that are not
     arrays of numbers have no shape.

@@ -1,9 +1,9 @@
 """Building of a data set by one or several processes or machines. An interrupted build can be continued.
 
 The result has the same bytes for any number of processes and machines. An input of the build is a group of pieces of
-source files. The sizes of the source files determine the inputs, and any process turns an input into the same shards
-(decision "Each part of the sources becomes one shard"). For each finished input, the build writes a record beside the
-shards. The process that finds the records of all inputs writes the manifest.
+source files. Only the sizes of the source files determine the inputs, and every process converts an input into the same
+shards (decision "Each part of the sources becomes one shard"). For each finished input, the build writes a record
+beside the shards. The process that sees the records of all inputs writes the manifest.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class BuildProgress:
     """Progress of a build."""
 
     done: int
-    """Approximate size in bytes of the text that is finished."""
+    """Approximate size in bytes of the text that has been processed."""
     total: int
     manifest: DataManifest | None = None
     """Manifest of the finished data set, in the last report of the process that writes it."""
     overlap: dict[str, object] | None = None
-    """Counts of the overlap with evaluation files in that report, if they were requested."""
+    """Counts of the overlap with evaluation files, in the last report, or None if they were not requested."""
     duplicates: int | None = None
-    """Number of documents that occurred before, if it was requested."""
+    """Number of documents that repeat an earlier document, or None if it was not requested."""
 
 
 def build(
@@ -79,7 +79,8 @@ def build(
     `most_overlapping` is the maximum number of training documents that share an n-gram with the evaluation files.
 
     Raises:
-        InvalidInput: When the sources can't be used, `out` holds other data, or more documents overlap.
+        InvalidInput: When the sources can't be used, `out` contains other data, or more than `most_overlapping`
+            documents overlap.
         StorageError: When durable storage can't be read or written.
     """
     uri = out if "://" in out else str(Path(out).resolve())
@@ -155,7 +156,7 @@ def _key(inputs: Sequence[ShardInput], shard_bytes: int, recipe: Recipe) -> str:
 
 
 def _claim(folder: ObjectPrefix, key: str) -> None:
-    """Record in the folder which build is writing to it.
+    """Register this build as the only one that writes to the folder.
 
     If another unfinished build was writing to the folder, that build fails at its next shard, and its records are
     deleted. A finished data set of another build is not changed, because jobs may be reading it (decision "No other
@@ -197,7 +198,7 @@ def _record(records: str, index: int) -> str:
 
 
 def _digests(records: str, index: int) -> tuple[str, str]:
-    """Return the names of the rows of an input's training documents and validation documents (see `duplicates.ROW`)."""
+    """Return the names of two objects: rows of an input's training documents, and of its validation documents."""
     return f"{records}-digests/part-{index:06}", f"{records}-digests/aside-{index:06}"
 
 
@@ -220,7 +221,7 @@ def _write(shard: ShardInput, uri: str, key: str, recipe: Recipe, shard_bytes: i
 def _written(
     inputs: Sequence[ShardInput], writing: functools.partial[ShardInput], processes: int
 ) -> Iterator[ShardInput]:
-    """Write the shards of all inputs by `writing`, in several processes, and yield each input when it is written.
+    """Call `writing` for all inputs, in several processes, and yield each input when its shards are written.
 
     New processes are spawned rather than forked, because the store's client has threads, which do not survive a fork.
 
@@ -337,9 +338,9 @@ class _Result:
     overlapping: int
     """Number of training documents that share an n-gram with the evaluation data."""
     duplicates: int | None = None
-    """Number of documents that occurred before, or None if they were not counted."""
+    """Number of documents that repeat an earlier document, or None if they were not counted."""
     replaced: Sequence[str] = ()
-    """Names of shards' files that other shards replace, because duplicates were removed."""
+    """Names of the files of shards that were replaced by other shards, because duplicates were removed."""
 
 
 def _without_duplicates(
@@ -421,7 +422,7 @@ def _read(folder: ObjectPrefix, name: str, text: bytes) -> Written:
 
 
 def _sweep(out: Path, records: str) -> None:
-    """Delete empty folders, and drafts (`name#1`) that the store's client left when it was killed."""
+    """Delete empty folders, and drafts (`name#1`) that killed processes of the build have left."""
     for draft in (*out.glob("shard-*#*"), *out.glob(f"{VALIDATION}/shard-*#*"), *out.glob(f"{records}/*#*")):
         draft.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # the folder has records of another build

@@ -1,4 +1,4 @@
-"""Counts of the chats of some shards."""
+"""Counts of chats, summed over some shards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class ChatCounts:
-    """Counts of the chats of some shards (see `data_manifest.ChatFacts`)."""
+    """Counts of chats, summed over some shards (see `data_manifest.ChatFacts`)."""
 
     trained: int = 0
     truncated: int = 0

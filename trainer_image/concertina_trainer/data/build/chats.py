@@ -1,7 +1,7 @@
 """Documents that are chats (`messages`), or prompts with completions, in files of JSON lines.
 
 Only the turns of the assistant, or the completions, are trained. The whole text is tokenized at once. A token is
-trained if at least one of its characters is.
+trained if at least one of its characters belongs to a trained part.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def read_samples(pieces: Sequence[Piece], recipe: Recipe) -> Iterator[Sample]:
     """Yield the samples of the lines of these pieces.
 
     Raises:
-        InvalidInput: When a line can't be used. The message has its file and line number.
+        InvalidInput: When a line can't be used. The message names the file and the line number.
     """
     encoder = Encoder(recipe)
     lines = itertools.chain.from_iterable(map(_lines, pieces))
@@ -73,7 +73,7 @@ class Encoder:
         """Load the tokenizer and its chat template.
 
         Raises:
-            InvalidInput: When they can't be used.
+            InvalidInput: When the tokenizer or the template can't be used.
         """
         assert recipe.chats is not None
         self._tokenizer, self._template = recipe.load_tokenizer(), recipe.chat_template()
@@ -93,7 +93,7 @@ class Encoder:
             yield self._sample(line.content, text, encoding, ends)
 
     def _rendered(self, line: Line) -> list[tuple[Rendered, bool]]:
-        """Return the texts of a line, each with a bool: whether the separator token has to be added after the text.
+        """Return the texts of a line. The bool is True if the separator token has to be added after the text.
 
         Raises:
             InvalidInput: When the line can't be used.
@@ -136,7 +136,7 @@ class Encoder:
 def in_spans(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
     """Return for each token whether it overlaps one of the spans.
 
-    `offsets` has the range of characters of each token.
+    `offsets` contains the range of characters of each token.
     """
     begins, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
     found = np.zeros(len(begins), bool)
@@ -162,7 +162,7 @@ def _check(messages: object, special: re.Pattern[str] | None) -> None:
     """Check the messages of a chat.
 
     Raises:
-        InvalidInput: When a message has another form than the templates expect, or none is the assistant's.
+        InvalidInput: When a message does not have the form that templates expect, or no message is from the assistant.
     """
     if not isinstance(messages, list) or not messages:
         raise InvalidInput(f"its {_CHAT} is a {kind(messages)} without messages: write a list of objects.")

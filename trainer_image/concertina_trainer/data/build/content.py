@@ -19,7 +19,7 @@ from concertina_trainer.data.build.file_names import COMPRESSIONS
 HEAD_BYTES = 4096
 """Number of bytes at the beginning of a file that are examined."""
 _UNPACKED_BYTES = 2**20
-"""Maximum number of decompressed bytes in memory, apart from the line that is being read."""
+"""Maximum number of decompressed bytes in memory, not counting the line that is being read."""
 _MAGIC = [
     (re.compile(pattern, re.DOTALL), name)
     for pattern, name in (
@@ -51,14 +51,14 @@ _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def container_of(head: bytes) -> str:
-    """Return the name of the binary format that a file with these first bytes has, or "" for none."""
+    """Return the name of the binary format of a file that begins with the bytes `head`, or "" for other files."""
     return next((name for pattern, name in _MAGIC if pattern.match(head)), "")
 
 
 def why_not_text(head: bytes, complete: bool) -> str:
-    """Return why a file with these first bytes is not text in UTF-8, as the end of a sentence, or "" if it is.
+    """Return why a file that begins with `head` is not text in UTF-8, as the end of a sentence, or "" if it is text.
 
-    If `complete` is set, `head` is the whole file. An incomplete character at its end is then an error.
+    Set `complete` if `head` is the whole file. In that case, an incomplete character at the end is a reason, too.
     """
     if name := container_of(head):
         suffix = next((suffix for suffix, value in COMPRESSIONS.items() if value == name), "")
@@ -89,12 +89,14 @@ def _alternates_with_nul(head: bytes) -> bool:
 
 @contextlib.contextmanager
 def unpacked(file: BinaryIO, compression: str, location: str) -> Iterator[BinaryIO]:
-    """Yield a stream of the decompressed contents of a file. Little of it is in memory at a time.
+    """Yield a stream of the decompressed contents of a file.
 
     If the file consists of several compressed members or frames, the stream contains all of them.
 
     Raises:
         InvalidInput: When the file is incomplete or damaged, or has another compression.
+
+    Only a small part of the contents is in memory at any time.
     """
     head = file.read(HEAD_BYTES)
     file.seek(0)

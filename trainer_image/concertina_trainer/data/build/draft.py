@@ -17,7 +17,7 @@ class Draft:
     def __init__(self) -> None:
         self.documents: list[bytes] = []
         self.text_bytes = 0
-        """Bytes of the text that became the documents, or 0 if it is not known (see `TokenShard.text_bytes`)."""
+        """Size in bytes of the text from which the documents were made, or 0 if it is unknown."""
 
     def put(self, folder: ObjectPrefix, name: str, token_bytes: int) -> tuple[TokenShard, ...]:
         if not self.documents:

@@ -1,9 +1,9 @@
-"""Documents that occur more than once in a data set: they are counted, and removed on request.
+"""Search for documents that occur more than once in a data set. They are counted, and removed on request.
 
-For each document, an input of a build records a row with the document's digest and counts. The process that finishes
-the build compares the digests of all inputs. It keeps the first occurrence of each document, in the order of the
-shards, so the result does not depend on the number of processes and machines. If a shard has no duplicates, it is not
-written again.
+For each document, the process that writes it records a row with the document's digest and counts. The process that
+finishes the build compares the digests of all inputs. That process keeps the first occurrence of each document in the
+order of the shards, so the result does not depend on the number of processes and machines. If a shard has no
+duplicates, it is not written again.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ ROW = np.dtype([
     ("digest", np.void, DIGEST_BYTES), ("trained", "<u4"), ("truncated", np.uint8), ("overlaps", np.bool_),
     ("text_bytes", "<u8"),
 ])  # fmt: skip
-"""Row of a document. `trained` and `truncated` are its ChatCounts. `overlaps` says whether it has an n-gram of the
-evaluation data. `text_bytes` is the size of its text, or 0 (see `Document.text_bytes`)."""
+"""dtype of the row of a document.
+
+`trained` and `truncated` are the document's ChatCounts. `overlaps` says whether the document has an n-gram of the
+evaluation data. `text_bytes` is the size of the document's text, or 0 (see `Document.text_bytes`).
+"""
 _Rows = NDArray[np.void]
 
 
@@ -38,7 +41,10 @@ def digest(document: bytes) -> bytes:
 
 
 def row(document: bytes, chats: ChatCounts, overlaps: bool, text_bytes: int) -> tuple[bytes, int, int, bool, int]:
-    """Return the row of a document with this content. `overlaps` says whether it overlaps with evaluation data."""
+    """Return the row of a document with the content `document`.
+
+    `overlaps` says whether the document has an n-gram of the evaluation data.
+    """
     return digest(document), chats.trained, chats.truncated, overlaps, text_bytes
 
 
@@ -60,12 +66,12 @@ def chats_of(rows: _Rows) -> ChatCounts:
 def removed(
     folder: ObjectPrefix, shards: Sequence[TokenShard], rows: _Rows, keep: NDArray[np.bool_], element_bytes: int
 ) -> list[TokenShard] | None:
-    """Rewrite the shards that have documents to remove, under other names, and return all shards that remain.
+    """Write shards without the documents to remove, under new names, and return all shards that remain.
 
-    `rows` has the row of each document, and `keep` says whether the document stays.
+    `rows` contains the row of each document, and `keep` says whether the document stays.
 
-    The old shards stay, because another process may be finishing the same build. If one is missing, another process has
-    finished the build, and the result is None.
+    The old shards stay, because another process may be finishing the same build. If an old shard is missing, another
+    process has finished the build, and the result is None.
     """
     remaining: list[TokenShard] = []
     edges = np.cumsum([0, *(shard.documents for shard in shards)])

@@ -1,4 +1,4 @@
-"""Find out the format of a file from its name alone, ignoring case."""
+"""Format of a file, found from the file's name alone. Case is ignored."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ FORMATS = {
     ".npy": FRAMES,
     ".npz": FRAMES,
 }
-"""Formats by the last suffix of a file's name. A file with any other suffix is text, and one document."""
+"""Format of a file, keyed by the last suffix of the file's name. A file with any other suffix is one text document."""
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}
-"""Supported compressions of text, JSON lines, tar archives and TFRecord files, by suffix."""
+"""Supported compressions of text, JSON lines, tar archives and TFRecord files, keyed by suffix."""
 UNREADABLE = {
     **dict.fromkeys((".zip", ".7z", ".rar"), "of archives, only .tar is supported"),
     **dict.fromkeys((".tgz", ".tbz2", ".txz"), "this suffix is not supported: rename it, as .tar.gz"),
@@ -47,10 +47,10 @@ UNREADABLE = {
 }
 """Reasons why a build does not read a file, by the file's suffix.
 
-Such a file may contain data. The build fails if it finds one, unless the user allows it to be left out.
+Such a file may contain data. The build fails if it finds such a file, unless the user allows the file to be left out.
 """
 _WITH_PARTS = frozenset((".jsonl", ".ndjson", ".parquet", ".arrow", ".tar", ".tfrecord", ".gz", ".bz2", ".xz", ".zst"))
-"""Suffixes of formats whose files may be incomplete. A name that continues after one (`a.jsonl.part`) is not read."""
+"""Suffixes after which a longer name shows an incomplete file. Such a file (`a.jsonl.part`) is not read."""
 _MARKER = re.compile(
     r"_success|_(committed|started)_.*|_metadata|_common_metadata|.*_\$folder\$|thumbs\.db|desktop\.ini"
     r"|dataset_infos?\.json|dataset_dict\.json|state\.json"
@@ -100,7 +100,7 @@ def kind_of(name: str) -> FileKind:
 
 
 def why_unreadable(name: str) -> str:
-    """Return the reason why a build can't read a file with this name, or "" if it can."""
+    """Return the reason why a build can't read a file with the name `name`, or "" if it can."""
     inner, outer = _ends(name)
     kind = kind_of(name)
     if outer in UNREADABLE:

@@ -41,7 +41,7 @@ class LeftOut:
     name: str
     reason: str
     data: bool = False
-    """True if it may contain data that the user expects to be used."""
+    """True if the file or folder may contain data that the user expects to be used."""
 
 
 Listing = list[InputFile | LeftOut]
@@ -61,8 +61,8 @@ def find(
     or its text files if it has no data files. Files in `out` are results of a build, so they are never used.
 
     Raises:
-        InvalidInput: When there is no file, or several splits of a data set and no training split, or a file that may
-            contain data would be left out and `allow_left_out` is false.
+        InvalidInput: In one of three cases: there is no file, there are several splits of a data set but no training
+            split, or `allow_left_out` is false and a file that may contain data would be left out.
     """
     listing: Listing = []
     for location in locations:
@@ -121,15 +121,15 @@ def _within(location: str, pattern: str, out: str) -> Listing:
 
 
 def _named(location: str, item: InputFile | LeftOut) -> InputFile | LeftOut:
-    """Return a copy of `item` with its full name: the location that the user named, and the item's name below it."""
+    """Return a copy of `item` with its full name: `location`, followed by the item's name."""
     return dataclasses.replace(item, name=f"{location.rstrip('/')}/{item.name}" if item.name else location)
 
 
 def _named_file(file: InputFile) -> Listing:
     """Return a file that the user named, or a LeftOut with the reason why a build cannot read the file.
 
-    A file that the user named is read whatever its name is. A file in a folder is left out if its name shows that it is
-    no data.
+    Such a file counts as data whatever its name is. By contrast, a file in a folder is left out if its name shows that
+    it is not data.
     """
     reason = why_unreadable(file.source.location)
     return [LeftOut(file.name, reason, data=True)] if reason else [file]
@@ -182,7 +182,10 @@ class _Walk:
         """Path of the build's output folder without symbolic links. The search skips this folder."""
         self._name_by_folder: dict[str, str] = {}
         self._links: list[tuple[str, str]] = []
-        """Path and name of each symbolic link to a folder that is still to be followed. Real folders are read first."""
+        """Path and name of each symbolic link to a folder that the search has yet to follow.
+
+        It visits real folders first.
+        """
 
     def files(self, root: str) -> Iterator[InputFile | LeftOut]:
         real = os.path.realpath(root)
@@ -274,10 +277,10 @@ _TAKEN: tuple[tuple[set[Role], set[Role]], ...] = (
     ({Role.JSON}, {Role.PROSE, Role.OTHER}),
     ({Role.PROSE, Role.OTHER, Role.DESCRIPTION}, set()),
 )
-"""Pairs of sets of roles. The first pair applies whose first set has the role of some file in the folder.
+"""Pairs of sets of roles, in the order in which they are tried.
 
-The files with a role in the first set are used. Files with a role in the second set are left out, although they may
-contain data.
+A pair applies if a file in the folder has a role in the pair's first set. The first pair that applies decides: files
+with a role in its first set are used. Files with a role in its second set are left out, although they may contain data.
 """
 _REASONS = {
     Role.JSON: "JSON beside other data",

@@ -2,7 +2,7 @@
 
 A word is a run of letters and digits, in lower case. Bytes beyond ASCII count as letters. Each n-gram is represented by
 a 64-bit polynomial hash, and all hashes of a document are computed at once. In 10^12 comparisons with 10^6 n-grams,
-about 0.05 match by chance. The default of 13 words is that of Brown et al. 2020 (appendix C).
+about 0.05 match by chance. The default of 13 words is the value of Brown et al. 2020 (appendix C).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _INVERSE = np.uint64(pow(int(_BASE), -1, 2**64))
 _NEXT = np.uint64(0xD1B54A32D192ED03)
 
 _EXAMPLES = 20
-"""Maximum number of documents in the report whose beginning is shown."""
+"""Maximum number of documents whose beginning the report shows."""
 _EXAMPLE_BYTES = 200
 
 
 def _letters() -> NDArray[np.uint8]:
-    """Return a table from each byte to its lower-case letter, or to 0 for a byte that separates words."""
+    """Return a table that maps each byte to its lower-case letter, or to 0 if the byte separates words."""
     letters = [
         chr(b).lower().encode("latin-1")[0] if chr(b).isalnum() and b < 128 else b * (b >= 128) for b in range(256)
     ]
@@ -60,7 +60,7 @@ def word_hashes(text: bytes) -> _Hashes:
 def ngrams(text: bytes, count: int) -> _Hashes:
     """Return a hash of each n-gram of a text: each run of `count` consecutive words.
 
-    A text with fewer words has no n-gram.
+    A text of fewer than `count` words has no n-gram.
     """
     words = word_hashes(text)
     total = len(words) - count + 1
@@ -103,7 +103,7 @@ def _table(recipe: Recipe) -> _Hashes:
 
 
 def _places(grams: _Hashes, table: _Hashes) -> NDArray[np.int64]:
-    """Return the indices in the sorted `table` of those n-grams that are in both `table` and `grams`."""
+    """Return the indices in the sorted `table` of the n-grams that are also in `grams`."""
     if not len(table):
         return np.empty(0, np.int64)
     places = np.minimum(np.searchsorted(table, grams), len(table) - 1)
@@ -120,7 +120,7 @@ class Search:
         self._examples: list[str] = []
 
     def search(self, text: bytes) -> bool:
-        """Return whether a text has an n-gram of the evaluation files, and count the text if it has."""
+        """Return whether a text has an n-gram of the evaluation files. If so, also count the text."""
         places = _places(ngrams(text, self._length), self._table)
         if not len(places):
             return False

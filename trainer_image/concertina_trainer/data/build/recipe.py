@@ -26,7 +26,10 @@ class ChatRecipe:
     """Options of a build whose documents are chats, or prompts with completions."""
 
     length: int
-    """Most tokens that a document predicts: `trainer.model.sequenceLength`. The end of a longer document is cut off."""
+    """Maximum number of tokens that a document predicts: `trainer.model.sequenceLength`.
+
+    The end of a document with more predicted tokens is cut off.
+    """
     split_turns: bool = False
     """Whether each turn of the assistant becomes a document, with the messages before it."""
 
@@ -37,13 +40,15 @@ class TypedRecipe:
 
     fields: tuple[Field, ...]
     columns: tuple[str, ...]
-    """Column of the sources for each field."""
+    """Name of the source column for each field."""
     vocab_size: int = 0
-    """Upper bound (exclusive) of token ids, or 0 if there are none."""
+    """Upper bound (exclusive) of token ids, or 0 if documents have no token ids."""
 
     @classmethod
     def of(cls, tokens: str, vocab_size: int, more: tuple[Field, ...]) -> TypedRecipe:
-        """Return the recipe for token ids in the column `tokens` and for the fields `more`. "" means no token ids.
+        """Return the recipe for token ids in the column `tokens` and for the fields `more`.
+
+        Without token ids, `tokens` is "".
 
         Raises:
             InvalidInput: When token ids have no vocabulary size, or two fields have the same name.
@@ -68,9 +73,9 @@ class Recipe:
     split_pattern: str = ""
     column: str = defaults.COLUMN
     validation: float = 0.0
-    """Share of the documents that become validation data. A hash of its text decides about each document."""
+    """Share of the documents that become validation data. A hash of a document's text decides."""
     duplicates: Duplicates = Duplicates.kept
-    """What happens to documents that occur more than once."""
+    """Whether documents that occur more than once are kept, counted or removed."""
     against: tuple[str, ...] = ()
     """Evaluation files whose n-grams are searched for in the training documents."""
     ngram: int = defaults.NGRAM
@@ -78,9 +83,9 @@ class Recipe:
     against_column: str = ""
     """Column of the evaluation files that contains the text. If it is "", `column` is used."""
     typed: TypedRecipe | None = None
-    """Options of documents that consist of numbers, or None if they are text."""
+    """Options of documents that consist of numbers, or None for other documents."""
     chats: ChatRecipe | None = None
-    """Options of chats, or None if documents are something else."""
+    """Options of documents that are chats, or None for other documents."""
 
     def load_tokenizer(self) -> tokenizers.Tokenizer:
         """Load the tokenizer. If the chat template has an end token, the tokenizer ends each chat with it.
@@ -110,11 +115,11 @@ class Recipe:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of the sources that documents are made of."""
+        """Names of the source columns from which documents are made."""
         return self.typed.columns if self.typed is not None else (self.column,)
 
     def fields(self) -> tuple[Field, ...]:
-        """Return the fields of the elements that documents become."""
+        """Return the fields of an element of a document."""
         if self.typed is not None:
             return self.typed.fields
         token = token_field(self.load_tokenizer().vocab_size)

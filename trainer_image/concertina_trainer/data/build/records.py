@@ -1,4 +1,7 @@
-"""Records of source files: each becomes one document. A record has values by name, such as the columns of a row."""
+"""Records of source files. Each record becomes one document.
+
+A record maps names, such as the columns of a table, to values.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from concertina_state.errors import InvalidInput
 from concertina_trainer.data.build.content import why_not_text
 
 MOST_BYTES = 2**30
-"""Maximum size of a record, or of one value of it, in the formats that give the size before the content."""
+"""Maximum size in bytes of a record or of a value in it, for formats that give the size before the content."""
 
 
 @dataclass(frozen=True)
 class UnreadArray:
-    """Array of a file that no column needs."""
+    """Placeholder for an array of a file that no column needs, so that it was not read."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -28,9 +31,12 @@ class Record:
     """One document of a source file, before it is tokenized."""
 
     values: Mapping[str, object]
-    """Values by the name of their column, feature or member. A value is text, bytes, or an array or list of numbers."""
+    """Value of each column, feature or member, keyed by name.
+
+    A value is text, bytes, or an array or list of numbers.
+    """
     locate: Callable[[], str]
-    """Function that returns the file and the number of the record in it, for error messages."""
+    """Function that returns the record's file and number, for error messages."""
 
     def value(self, column: str) -> object:
         """Return the value of a column.

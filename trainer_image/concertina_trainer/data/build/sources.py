@@ -1,4 +1,4 @@
-"""Source files of a build. They are divided into pieces by their sizes alone, and read record by record."""
+"""Source files of a build, which are divided into pieces by their sizes alone and read record by record."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class DataSource:
 class Piece:
     """Part of a source file: the documents that begin at the positions from `begin` to `end` - 1.
 
-    The unit is bytes in a file of JSON lines, row groups in a Parquet file, and batches in an Arrow file. All other
-    files, and compressed ones, are not divided, so each is one piece.
+    The unit is bytes in a file of JSON lines, row groups in a Parquet file, and batches in an Arrow file. Compressed
+    files and all other formats are not divided: such a file is one piece.
     """
 
     source: DataSource
@@ -90,7 +90,7 @@ def _grouped(source: DataSource, sizes: Sequence[int], piece_bytes: int) -> list
 
 
 def _row_group_sizes(source: DataSource, columns: Sequence[str]) -> list[int]:
-    """Return the size of the columns in each row group, in bytes."""
+    """Return the size in bytes of `columns` in each row group."""
     import pyarrow.parquet as parquet
 
     with open_range(source.location, source.size) as file, _as_input(source):
@@ -179,7 +179,10 @@ def _head(source: DataSource) -> bytes:
 
 
 def read_records(piece: Piece, columns: Sequence[str]) -> Iterator[Record]:
-    """Yield the records of a piece, with the values of `columns`. The only value of a text file is its first column."""
+    """Yield the records of a piece, with the values of `columns`.
+
+    A text file has one value, under the first column's name.
+    """
     with _opened(piece.source) as file:
         yield from _FORMATS[piece.source.format](piece, file, columns)
 
@@ -220,7 +223,10 @@ class Line:
     content: bytes
 
     def locate(self) -> str:
-        """Return the file and the line number, for an error message. The file is read up to this line."""
+        """Return the file and the line number, for an error message.
+
+        To count lines, the file is read up to this line.
+        """
         number, rest = 1, self.offset
         with _opened(self.source) as file:
             while rest and (block := file.read(min(rest, _BLOCK_BYTES))):
@@ -302,7 +308,7 @@ def _arrow(piece: Piece, file: BinaryIO, columns: Sequence[str]) -> Iterator[Rec
 
 
 def rows(batch: Any, columns: Sequence[str], location: str, first: int = 0) -> Iterator[Record]:
-    """Yield the rows of a pyarrow RecordBatch. In error messages, they are numbered from `first` + 1."""
+    """Yield the rows of a pyarrow RecordBatch. Error messages number the rows from `first` + 1."""
     columns = [name for name in columns if name in batch.schema.names]
     values = [column_values(batch.column(name)) for name in columns]
     for number, row in enumerate(zip(*values, strict=True), first + 1):
@@ -310,7 +316,10 @@ def rows(batch: Any, columns: Sequence[str], location: str, first: int = 0) -> I
 
 
 def column_values(column: Any) -> Iterator[object]:
-    """Yield the values of a column. A list of numbers is an array, and a list of lists of equal length a matrix."""
+    """Yield the values of a column.
+
+    A list of numbers is yielded as an array, and a list of lists of equal length as a matrix.
+    """
     import pyarrow
 
     is_list = pyarrow.types.is_list, pyarrow.types.is_large_list, pyarrow.types.is_fixed_size_list

@@ -10,7 +10,7 @@ SPLITS = {
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-"""Splits by the words that file names use for them, following Hugging Face's hub."""
+"""Split that a word in a file's name denotes, keyed by the word. The words are those of the Hugging Face Hub."""
 
 
 def split_of(name: str) -> str:

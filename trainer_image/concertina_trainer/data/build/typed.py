@@ -21,7 +21,7 @@ def read_elements(piece: Piece, recipe: TypedRecipe) -> Iterator[bytes]:
     """Yield the elements of each record of a piece, in the format of a shard. Records without elements are left out.
 
     Raises:
-        InvalidInput: When a record can't be used. The message has its file and number.
+        InvalidInput: When a record can't be used. The message names the record's file and number.
     """
     if piece.source.format == TEXT:
         raise InvalidInput(f"{piece.source.location} is a text without columns: choose other files with --pattern.")
@@ -50,7 +50,7 @@ def elements_of(record: Record, recipe: TypedRecipe) -> bytes:
 def _values(record: Record, column: str, field: Field, vocab_size: int) -> NDArray[Any]:
     """Return the values of a field, `[elements]` or `[elements, width]`, in the field's type.
 
-    A flat list of numbers is divided into vectors, because TFRecord has no other lists.
+    A flat list of numbers is divided into vectors, because TFRecord supports only flat lists.
 
     Raises:
         InvalidInput: When the values don't fit the field.
@@ -79,7 +79,7 @@ def _values(record: Record, column: str, field: Field, vocab_size: int) -> NDArr
 
 
 def _converted(array: NDArray[Any], field: Field, vocab_size: int, problem: Any) -> NDArray[Any]:
-    """Return the values in the field's type. Floats are rounded. Whole numbers are never changed.
+    """Return the values in the field's type. Floats are rounded; whole numbers never change.
 
     Raises:
         InvalidInput: When a value is not finite, too large, or no whole number.

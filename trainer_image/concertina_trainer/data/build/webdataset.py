@@ -1,7 +1,7 @@
-"""Reader of WebDataset archives: tar files in which the members of a sample follow each other and have the same key.
+"""Reader of WebDataset archives: tar files in which consecutive members with the same key form a sample.
 
-The key of a member is its name up to the first dot of the base name. The rest, in lower case, names the member's value:
-`web/0001.txt` and `web/0001.ids.npy` are the values `txt` and `ids` of the sample `web/0001`
+The key of a member is its name up to the first dot of the base name. The rest of the name, in lower case, is the name
+of the member's value: `web/0001.txt` and `web/0001.ids.npy` are the values `txt` and `ids` of the sample `web/0001`
 (https://github.com/webdataset/webdataset). The fields of the object in a member `web/0001.json` are the values
 `json.FIELD`.
 
@@ -23,7 +23,7 @@ from concertina_trainer.data.build.arrays import DAMAGE, load
 from concertina_trainer.data.build.records import MOST_BYTES, Record, kind
 
 _MOST_HEADER_BYTES = 2**20
-"""Maximum size of an extended header, which contains a long name and the like."""
+"""Maximum size in bytes of an extended header, which contains for example a long name."""
 _EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _JSON = "json"
 """Name of the member with a JSON object, whose fields can be columns too."""
@@ -31,7 +31,7 @@ _ADVICE = "restore the archive, or write it again with webdataset.TarWriter"
 
 
 class _Header(tarfile.TarInfo):
-    """Header of a member. Some damage raises an error here that the standard library treats as the archive's end."""
+    """Header of a member. It raises an error for damage that the standard library treats as the archive's end."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -104,7 +104,7 @@ def _is_no_data(member: tarfile.TarInfo) -> bool:
 
 
 def _problem(member: tarfile.TarInfo) -> str:
-    """Return why a member can't be used, as the end of a sentence, or ""."""
+    """Return the reason why a member can't be used, as the end of a sentence, or "" if it can."""
     if not member.isreg() or member.issparse():
         return "is a link, a device or a sparse file: write its content into the archive"
     if "." not in member.name.rpartition("/")[2]:
@@ -129,10 +129,10 @@ def _value(location: str, archive: tarfile.TarFile, member: tarfile.TarInfo) -> 
 
 
 def _fields(location: str, member: tarfile.TarInfo, content: object, columns: Collection[str]) -> dict[str, object]:
-    """Return those fields of a JSON member that are columns, keyed by the column's name.
+    """Return the fields of a JSON member that are columns, keyed by the column's name.
 
     Raises:
-        InvalidInput: When a column is a field, and the member is not a JSON object.
+        InvalidInput: When `columns` requires a field, and the member is not a JSON object.
     """
     names = {column: column.removeprefix(f"{_JSON}.") for column in columns if column.startswith(f"{_JSON}.")}
     if not names:
@@ -150,7 +150,7 @@ def _check_end(location: str, archive: tarfile.TarFile) -> None:
     """Check that nothing but padding follows the archive.
 
     Raises:
-        InvalidInput: When other data follow, because they would not be read.
+        InvalidInput: When other data follow. Otherwise these data would be left out without notice.
     """
     stream = archive.fileobj
     assert stream is not None

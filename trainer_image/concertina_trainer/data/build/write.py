@@ -1,4 +1,4 @@
-"""Write the shards of one input of a build. An input is a group of pieces of source files.
+"""Writer of the shards of one input of a build. An input is a group of pieces of source files.
 
 Documents of the input are tokenized. Validation documents go into shards of their own.
 """
@@ -28,7 +28,7 @@ _BATCH = 256
 
 @dataclasses.dataclass(frozen=True)
 class ShardInput:
-    """Input of one process. It becomes one training shard, or several if its text is larger than estimated.
+    """Input of one process, which becomes one training shard, or several if its text is larger than estimated.
 
     All fields are part of the digest that identifies a build (see `build._key`).
     """
@@ -41,7 +41,7 @@ class ShardInput:
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """Shards that a ShardInput has become."""
+    """Shards and counts into which a ShardInput was converted."""
 
     training: tuple[TokenShard, ...]
     validation: tuple[TokenShard, ...]
@@ -55,14 +55,17 @@ class Document:
     """Document in the format of a shard."""
 
     source: bytes
-    """Bytes by whose hash the document is training or validation data."""
+    """Bytes whose hash decides whether the document is training or validation data."""
     text: bytes
     """Text in which n-grams of evaluation files are searched for."""
     content: bytes
     """Tokens, or b"" if the document is dropped."""
     chats: ChatCounts = NO_CHATS
     text_bytes: int = 0
-    """Bytes of the text that became the tokens. It is 0 for numbers, and for chats, whose template adds text."""
+    """Size in bytes of the text from which the tokens were made.
+
+    The value is 0 for numbers, and for chats, because the chat template adds text.
+    """
 
 
 class ShardWriter:
@@ -106,7 +109,7 @@ def write(
 ) -> tuple[Written, tuple[bytes, bytes]]:
     """Write the training shards of an input to `uri`, and its validation shards to the folder `aside` in `uri`.
 
-    Return also the rows of the training documents and of the validation documents (see `duplicates.ROW`). They are
+    Return also the rows of the training documents and of the validation documents (see `duplicates.ROW`). The rows are
     empty if duplicates are neither counted nor removed.
 
     A shard contains about `shard_bytes` of text. `check` is called before each write, and raises an error if another
@@ -154,7 +157,7 @@ def _documents(piece: Piece, recipe: Recipe) -> Iterator[bytes]:
 
 
 def set_aside(text: bytes, share: float) -> bool:
-    """Return whether a document becomes validation data. On average, a share `share` of all documents does.
+    """Return whether a document becomes validation data. On average, the share `share` of all documents does.
 
     The decision depends only on the document's text and `share`. All copies of a document are therefore either training
     data or validation data.

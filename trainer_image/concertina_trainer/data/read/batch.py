@@ -19,7 +19,7 @@ class BatchPlan:
     """Division of a global batch. Every rank runs `microbatches` microbatches of `rows` rows each.
 
     A row is a sequence. If the batch does not divide evenly, some rows are padding, which has no weight. If `shares` is
-    set, the number of rows in a rank's microbatches depends on the rank's share.
+    set, the number of rows in the microbatches of a rank depends on the rank's share.
     """
 
     global_size: int
@@ -28,9 +28,12 @@ class BatchPlan:
     rows: int
     """Number of rows of a microbatch. If `shares` is set, this is the maximum."""
     fixed: bool = False
-    """True if the batch has the same microbatches in every world. They are then assigned to the ranks in turn."""
+    """True if the batch has the same microbatches for any number of ranks.
+
+    In this case, the microbatches are assigned to the ranks in turn.
+    """
     shares: tuple[int, ...] = ()
-    """Number of sequences of each rank, or empty if all ranks have the same number."""
+    """Number of sequences of each rank in a batch, or empty if all ranks have the same number."""
 
     def slices(self, rank: int) -> list[range]:
         """Return the sequences of each microbatch of a rank, as ranges of indices in the global batch.
@@ -57,7 +60,7 @@ class BatchPlan:
         return max(1, count) if self.shares else self.rows
 
     def shared_out(self, shares: Sequence[int], micro_size: int) -> BatchPlan:
-        """Return a plan that divides the same batch among the ranks by other shares.
+        """Return a plan that divides the same batch among the ranks in proportion to `shares`.
 
         All ranks have the same number of microbatches, which is the number that the largest share needs.
         """
@@ -70,7 +73,7 @@ class BatchPlan:
     def cuts(self) -> int:
         """Number of microbatches, over all ranks, that contain at least one sequence.
 
-        Use this only with `fixed`, which cuts the batch into the same microbatches for any number of ranks.
+        Use this property only if `fixed` is set, so that the batch has the same microbatches for any number of ranks.
         """
         return math.ceil(self.global_size / self.rows)
 
@@ -84,7 +87,7 @@ class BatchPlan:
 
 
 def plan_batch(global_size: int, micro_size: int, world: int, fixed: bool = False, multiple: int = 1) -> BatchPlan:
-    """Return the plan with the fewest microbatches of at most `micro_size` rows.
+    """Return the plan with the fewest microbatches of at most `micro_size` rows each.
 
     Among several such plans, the result is the one with the fewest rows.
 

@@ -22,15 +22,18 @@ from concertina_trainer.data.read.buckets import buckets
 from concertina_trainer.data.read.sequence_reader import Reader, SequenceBatch
 
 AHEAD = 32
-"""Maximum number of batches that are ready before they are needed.
+"""Maximum number of batches that are prepared in advance.
 
-A rank that trains 50 million tokens per second needs a batch each 1.3 ms. It would have to wait whenever another thread
-has the cores for longer than the batches last.
+A rank that trains 50 million tokens per second needs a batch each 1.3 ms. If other threads use the cores, the rank has
+to wait as soon as it has consumed the prepared batches.
 """
 AHEAD_OF_SHARES = 2
-"""The same with `data.balance: Speed`, whose changes take effect after the batches that are ready."""
+"""Maximum number of prepared batches with `data.balance: Speed`.
+
+The number is small, because a change of the shares takes effect only after the prepared batches.
+"""
 AHEAD_BYTES = 256 * 2**20
-"""Maximum size of the batches that are ready, if they are more than `_LEAST_AHEAD`."""
+"""Maximum total size in bytes of the prepared batches. `_LEAST_AHEAD` batches are prepared even if they are larger."""
 _LEAST_AHEAD = 2
 _STALL_REPORT_SECONDS = 1.0
 _CLOSE_SECONDS = 0.01
@@ -43,25 +46,27 @@ class Microbatch:
     tokens: Tensor
     """Token ids, int64 `[rows, length + 1]`."""
     weights: Tensor
-    """Weight of each prediction in the mean over the global batch, float32 `[rows, length]`. It is 0 for padding, and
-    for tokens of chats that are not trained.
+    """Weight of each prediction in the mean over the global batch, float32 `[rows, length]`.
 
-    The weights of all microbatches of all ranks add up to 1, or to 0 if no token of the batch is trained.
+    The weight is 0 for padding, and for tokens of chats that are not trained. The weights of all microbatches of all
+    ranks add up to 1, or to 0 if no token of the batch is trained.
     """
     document_ids: Tensor | None
-    """Number of each token's document within its row, int32 `[rows, length]`, or None if documents are not
-    distinguished."""
+    """Number of each token's document within the token's row, int32 `[rows, length]`, or None.
+
+    The value is None if documents are not distinguished.
+    """
     samples: tuple[int, ...] = ()
     """Position in the run's order of each row that is not padding. Padding rows are at the end."""
     fields: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
-    """Values of the other fields of the data, `[rows, length + 1]` or `[rows, length + 1, width]`, by name.
+    """Values of the other fields of the data, `[rows, length + 1]` or `[rows, length + 1, width]`, keyed by field name.
 
     If the data have no token ids, `tokens` is 0.
     """
 
     @property
     def bytes(self) -> int:
-        """Size of the tensors."""
+        """Total size of the tensors in bytes."""
         ids = 0 if self.document_ids is None else self.document_ids.nbytes
         return self.tokens.nbytes + self.weights.nbytes + ids + sum(values.nbytes for values in self.fields.values())
 
@@ -83,7 +88,7 @@ class Microbatch:
 
 
 class Batches:
-    """Parts of the global batches that one rank computes, step after step, beginning at `position`."""
+    """Iterator over the parts of the global batches that one rank computes, from the sample `position` on."""
 
     def __init__(
         self, reader: Reader, plan: BatchPlan, rank: int, position: int, device: torch.device, ahead: int = AHEAD
@@ -125,7 +130,7 @@ class Batches:
         return [microbatch.to(self._device) for microbatch in batch]
 
     def _wait(self, stalled: Callable[[str, float], None]) -> tuple[list[Microbatch], int] | Exception:
-        """Wait for the next item that the thread prepares, and add the time to `stalled_seconds`."""
+        """Wait for the next item that the thread prepares. The time of the wait is added to `stalled_seconds`."""
         started, before = time.perf_counter(), self.stalled_seconds
         prepared = None
         while prepared is None:
@@ -138,7 +143,7 @@ class Batches:
         return prepared
 
     def change(self, plan: BatchPlan) -> None:
-        """Divide the batches by another plan, beginning with the first batch that is certainly not in preparation yet.
+        """Divide the batches by the plan `plan`, from the first batch on that is certainly not in preparation yet.
 
         The thread prepares at most `ahead` batches in advance, and one more can be in progress. The change therefore
         takes effect `ahead` + 1 batches later, at the same batch on all ranks that have consumed the same number of
@@ -209,10 +214,10 @@ def microbatches(reader: Reader, plan: BatchPlan, rank: int, position: int, end:
 def _shapes(
     reader: Reader, batch: NDArray[np.int64], plan: BatchPlan, rank: int
 ) -> Iterator[tuple[NDArray[np.int64], int, int]]:
-    """Yield the shape of each microbatch: the numbers of its sequences, its number of rows, and the rows' length.
+    """Yield, for each microbatch, the numbers of its sequences, the number of its rows, and the length of a row.
 
-    Each sequence of the run has a number. `batch` has the numbers of all sequences of the global batch, in the order in
-    which ranks divide them.
+    Each sequence of the run has a number. `batch` contains the numbers of all sequences of the global batch, in the
+    order in which ranks divide them.
     """
     if reader.mode is not DocumentMode.bucketed:
         for cut in plan.slices(rank):

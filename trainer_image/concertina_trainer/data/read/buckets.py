@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from concertina_trainer.data.read.batch import BatchPlan, plan_batch
 
 HALVINGS = 3
-"""Number of times that the sequence length is halved. There are buckets for the whole, 1/2, 1/4 and 1/8 of the
-length."""
+"""Number of times that the sequence length is halved for smaller buckets.
+
+The buckets are for 1, 1/2, 1/4 and 1/8 of the sequence length.
+"""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Bucket:
 
 
 def buckets(lengths: NDArray[np.int64], longest: int, micro_size: int, world: int) -> Iterator[Bucket]:
-    """Yield the buckets of a batch. `lengths` has the number of predicted tokens of each sequence.
+    """Yield the buckets of a batch. `lengths` contains the number of predicted tokens of each sequence.
 
     A microbatch of shorter sequences has more rows, so that each microbatch has about `micro_size` * `longest` tokens.
     """

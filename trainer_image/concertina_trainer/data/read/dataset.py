@@ -1,4 +1,4 @@
-"""One data set of a run: the order of its sequences, and its shards. Threads open shards before they are needed."""
+"""One data set of a run: the order of its sequences, and its shards, which threads open before they are needed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Opened:
 
     tokens: NDArray[np.unsignedinteger]
     fields: Mapping[str, NDArray[Any]] = dataclasses.field(default_factory=dict)
-    """Values of the other fields of each element, `[tokens]` or `[tokens, width]`, by name."""
+    """Values of the other fields of each element, `[tokens]` or `[tokens, width]`, keyed by field name."""
     weights: NDArray[np.uint8] | None = None
     """Weight of each token in the loss, or None if all tokens have weight 1."""
     sums: NDArray[np.int64] | None = None
@@ -43,7 +43,7 @@ class DataSet:
         self, uri: str, mode: DocumentMode, length: int, seed: int, cache: CacheSettings, threads: Threads,
         most_bytes: int, on_wait: OnWait, turns: NDArray[np.int64],
     ) -> None:  # fmt: skip
-        """Open the data set.
+        """Open the data set at `uri`.
 
         `most_bytes` limits the total size of open shards. `on_wait` is called if this method has to wait for a store.
         `turns` is the pattern in which groups of shards take turns.
@@ -131,7 +131,7 @@ def _plan(
 
 
 def _check_chats(uri: str, chats: ChatFacts, mode: DocumentMode, length: int) -> None:
-    """Check that no sequence boundary cuts a chat.
+    """Check that no boundary between two sequences cuts a chat.
 
     If a chat were cut, its second part would be trained without the messages before it.
 

@@ -1,9 +1,9 @@
 """Choice of the data set from which each position of a mixture is taken, in plain integers without numpy.
 
-Weights are integers, so the pattern repeats after as many positions as their sum, and a table of one period is enough
-(decision "Data set mixtures follow a repeating pattern"). The pattern is Tijdeman's solution of the chairman assignment
-problem (Discrete Mathematics 32, 1980). It keeps each source close to its share: for k sources, a source with share w
-has been chosen c times after n positions, with |c - w * n| <= 1 - 1 / (2k - 2).
+Weights are integers, so the pattern repeats after a period, whose length is the sum of the weights. A table of one
+period is therefore enough (decision "Data set mixtures follow a repeating pattern"). The pattern is Tijdeman's solution
+of the chairman assignment problem (Discrete Mathematics 32, 1980). The pattern keeps each source close to its share:
+for k sources, a source with share w has been chosen c times after n positions, with |c - w * n| <= 1 - 1 / (2k - 2).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def reduced(weights: Sequence[int]) -> list[int]:
 
 
 def before(weights: Sequence[int], position: int) -> list[int]:
-    """Return, for each source, the number of positions before `position` that are taken from it."""
+    """Return, for each source, how many of the positions before `position` are taken from the source."""
     shares = reduced(weights)
     table = period(shares)
     periods, offset = divmod(position, len(table))
@@ -33,7 +33,7 @@ def before(weights: Sequence[int], position: int) -> list[int]:
 
 
 def period(weights: Sequence[int]) -> list[int]:
-    """Return the source of each position of one period.
+    """Return the source of each position in one period of the pattern.
 
     Positions n are counted from 1, and all computations use integers. Source i may be chosen for the j-th time as soon
     as w_i * n - (j - 1) >= 1 / (2k - 2). Among the sources that may be chosen for a position, the one with the earliest
@@ -59,7 +59,7 @@ def period(weights: Sequence[int]) -> list[int]:
 
 
 def _release(weight: int, nth: int, total: int, slack: int) -> int:
-    """Return the first position n at which a source may be chosen for the `nth` time (see `period`).
+    """Return the first position n at which a source may be chosen for the time number `nth` (see `period`).
 
     This is the smallest n with weight * n / total - (nth - 1) >= 1 / slack.
     """

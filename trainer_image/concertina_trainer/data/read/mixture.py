@@ -19,11 +19,11 @@ _Numbers = NDArray[np.int64]
 class Interleave:
     """Mixture of the sources 0 ... k-1, given their weights, which are positive integers.
 
-    The class also divides the positions among groups of shards. Among `groups` consecutive positions that begin at a
-    multiple of `groups`, each group has one. If the groups simply took turns, a group could get the sequences of only
-    some sources, because sources follow a repeating pattern too. The turns therefore move by one group after each
-    common multiple of the two periods. In this way, each group gets each position of the pattern of sources equally
-    often.
+    The class also divides the positions among groups of shards. Positions are taken in blocks of `groups` consecutive
+    positions, and each group has one position in each block. If the groups simply took turns, a group could get the
+    sequences of only some sources, because sources follow a repeating pattern too. The turns therefore move by one
+    group after each common multiple of the two periods. In this way, each group gets each position of the pattern of
+    sources equally often.
     """
 
     def __init__(self, weights: Sequence[int], groups: int = 1) -> None:
@@ -55,7 +55,7 @@ class Interleave:
         return sources, period * self._weights[sources] + self._before[offset]
 
     def before(self, position: int) -> list[int]:
-        """Return, for each source, the number of positions before `position` that are taken from it."""
+        """Return, for each source, how many of the positions before `position` are taken from the source."""
         period, offset = divmod(position, len(self._table))
         partial_counts = np.bincount(self._table[:offset], minlength=len(self._weights))
         return [int(count) for count in period * self._weights + partial_counts]

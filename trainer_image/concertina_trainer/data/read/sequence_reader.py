@@ -1,4 +1,4 @@
-"""Reader of sequences of tokens by their number, from one data set or a mixture of several."""
+"""Reader of sequences of tokens by the sequence's number, from one data set or a mixture of several."""
 
 from __future__ import annotations
 
@@ -32,26 +32,28 @@ _BLOCK = 4096
 
 @dataclasses.dataclass(frozen=True)
 class SequenceBatch:
-    """Sequences of tokens, and the documents that their tokens belong to."""
+    """Sequences of tokens, with the document to which each token belongs."""
 
     tokens: _Numbers
-    """Tokens `[count, length + 1]`, padded with 0. Without the last token, they are the inputs; without the first, the
-    targets."""
-    document_ids: NDArray[np.int32] | None = None
-    """Number of the document of each input, counted within its sequence, `[count, length]`. Padding is one more
-    document.
+    """Tokens of each sequence, padded with 0, `[count, length + 1]`.
 
-    None means that documents are not distinguished. Every token is then predicted.
+    The inputs are all tokens of a sequence except the last one. The targets are all tokens except the first one.
+    """
+    document_ids: NDArray[np.int32] | None = None
+    """Number of each input's document, counted within the sequence, `[count, length]`.
+
+    Padding counts as one more document. None means that documents are not distinguished, so that every token is
+    predicted.
     """
     predicted: NDArray[np.bool_] | None = None
-    """True if the prediction after each input counts, `[count, length]`.
+    """True if the loss of the prediction after an input counts, `[count, length]`.
 
-    It counts if the next token is of the same document as the input.
+    The loss counts if the next token is of the same document as the input.
     """
     fields: Mapping[str, NDArray[Any]] = dataclasses.field(default_factory=dict)
     """Values of the other fields, `[count, length + 1]` or `[count, length + 1, width]`, by name, padded with 0."""
     weights: NDArray[np.uint8] | None = None
-    """Weight of the prediction after each input, `[count, length]`. It is 0 where `predicted` is False.
+    """Weight of the prediction after each input, `[count, length]`; 0 where `predicted` is False.
 
     None means that the weight is 1 where `predicted` is True.
     """
@@ -107,9 +109,9 @@ class Reader:
         self.digests = tuple(data_set.manifest.digest for data_set in self._sets)
         """Digest of the manifest of each data set."""
         self.digest = digest_of(config.documents.name, self.digests, weights)
-        """Digest of the data sets, their weights, and how sequences are made of them.
+        """Digest of the data sets, their weights, and the way in which documents become sequences.
 
-        With another digest, the same position is another sequence.
+        If the digest differs, the sequence at a position differs too.
         """
 
     def leave_out(self, skipped: Sequence[tuple[int, int]]) -> None:
@@ -147,7 +149,7 @@ class Reader:
 
     @property
     def tokenizer(self) -> TokenizerFacts:
-        """Tokenizer of all data sets. If the data have other fields than tokens, it stands for these fields."""
+        """Tokenizer of all data sets, or, for data without tokens, facts that stand for their fields."""
         return self._sets[0].manifest.tokenizer
 
     @property
@@ -166,7 +168,7 @@ class Reader:
         return next((data.waiting_for for data in self._sets if data.waiting_for), "")
 
     def places(self, consumed: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:
-        """Return the data set, the shard, and the index in the shard of each sequence, given the sequences' numbers."""
+        """Return the data set, the shard, and the index within the shard of each sequence, given its number."""
         _, sets, shards, indexes = self._table(consumed)
         return sets, shards, indexes
 
@@ -188,7 +190,7 @@ class Reader:
     def positions(self, consumed: _Numbers) -> _Numbers:
         """Return the positions of these sequences in the run's order.
 
-        Skipped positions are counted too, so a position never changes.
+        The count includes skipped positions, so the position of a sequence never changes.
         """
         return self._skipped.position_of(consumed)
 
@@ -222,9 +224,10 @@ class Reader:
         return self.sequences(numbers).tokens
 
     def sequences(self, consumed: _Numbers, rows: int = 0) -> SequenceBatch:
-        """Return the sequences with these numbers, and the documents that their tokens belong to.
+        """Return the sequences with the numbers `consumed`, and the document to which each of their tokens belongs.
 
-        If `rows` is greater than the number of sequences, the arrays have this many rows. The last rows are zeros.
+        If `rows` is greater than the number of sequences, the arrays have `rows` rows, and the additional rows are
+        zeros.
         """
         count, length = len(consumed), self.length
         rows = max(count, rows)
@@ -260,7 +263,8 @@ class Reader:
     ) -> Sequence[SequenceBatch]:
         """Return the sequences at these positions, after `trainer.data.transform`.
 
-        All batches of a step are given at once, so that their samples are divided among the processes that transform.
+        Pass all batches of a step at once, so that their samples are divided among the processes that run the
+        transform.
 
         Raises:
             InvalidInput: When the transform can't be used.
@@ -293,8 +297,9 @@ class Reader:
     def weight_sums(self, start: int, stop: int) -> _Numbers:
         """Return the sum of the weights of the predicted tokens, for each of the sequences from `start` to `stop` - 1.
 
-        Weights are 1, or those of the data. Every rank computes the sums of the whole global batch, because the loss of
-        the batch is divided by their total. If the data have weights, every rank reads the whole batch for this.
+        A weight is 1 unless the data contain weights. Every rank computes the sums of the whole global batch, because
+        the loss of the batch is divided by the total of the sums. If the data contain weights, every rank therefore
+        reads the whole batch.
         """
         if not self._weighted:
             return self.predicted(start, stop)
@@ -306,12 +311,12 @@ class Reader:
         return sums
 
     def text_bytes(self, start: int, stop: int) -> float | None:
-        """Return how many bytes of text the predicted tokens of the sequences from `start` to `stop` - 1 stand for.
+        """Return the number of bytes of text that the predicted tokens of sequences `start` to `stop` - 1 represent.
 
-        A token counts with the mean bytes per token of its shard. The tokens that end documents are among these.
+        Each predicted token, including a token that ends a document, counts as the mean bytes per token of its shard.
 
-        The result is None if it is not known: for chats and documents that are not text, if the data set was built
-        without it, or if a transform can change tokens.
+        The result is None in three cases: the documents are chats or are not text, the data set was built without this
+        information, or a transform can change tokens.
         """
         if self._transform is not None:
             return None
@@ -343,9 +348,11 @@ class Reader:
             yield self._sets[data_set], shard, *found
 
     def expect(self, start: int, consumed: _Numbers) -> None:
-        """Begin to open the shards that a rank needs from sequence number `start` on, given its sequences `consumed`.
+        """Begin to open the shards that a rank needs from sequence number `start` on.
 
         The call takes little time if the batch needs the same shards as the previous one.
+
+        `consumed` are the numbers of the rank's next sequences.
         """
         every = range(self._interleave.groups)
         groups = tuple(every) if self._weighted else tuple(sorted(set(self.groups(consumed).tolist())))
@@ -375,8 +382,8 @@ class Reader:
 def _places(datasets: Sequence[DataSet], interleave: Interleave, skipped: Skipped, block: int) -> _Numbers:
     """Return the group, data set, shard and index of each sequence of block number `block`, as int64 `[4, _BLOCK]`.
 
-    A block consists of _BLOCK consecutive sequences. numpy computes the places of a whole block in about the time of a
-    single one.
+    A block consists of _BLOCK consecutive sequences. numpy computes the entries of a whole block in about the time of a
+    single sequence.
     """
     positions = skipped.position_of(np.arange(block * _BLOCK, (block + 1) * _BLOCK))
     sets, nth = interleave.at(positions)
@@ -390,7 +397,7 @@ def _places(datasets: Sequence[DataSet], interleave: Interleave, skipped: Skippe
 
 
 def _replaced(batch: SequenceBatch, samples: Sequence[Sample]) -> SequenceBatch:
-    """Return the batch with other samples in its first rows. The rows after these are padding."""
+    """Return the batch with the samples `samples` in its first rows. All further rows are padding."""
     if not samples:
         return batch
     tokens = np.concatenate([np.stack([sample.tokens for sample in samples]), batch.tokens[len(samples) :]])

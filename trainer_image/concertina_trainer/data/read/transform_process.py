@@ -1,7 +1,7 @@
 """Process that transforms samples: `python -m concertina_trainer.data.read.transform_process MODULE:FUNCTION`.
 
-It reads requests from standard input and writes answers to standard output, both pickled. It ends when standard input
-ends, and so does not outlive the worker that started it.
+The process reads requests from standard input and writes answers to standard output, both pickled. It ends when
+standard input ends, and so it does not outlive the worker that started it.
 """
 
 from __future__ import annotations

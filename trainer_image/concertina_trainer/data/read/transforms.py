@@ -1,8 +1,8 @@
 """Processes that transform samples by the function that `trainer.data.transform` names.
 
 If a thread of the worker called the function, its Python code would delay the thread that trains. The processes are
-started as programs, because a worker with threads or a GPU can't be forked. They stay for all rounds of the worker
-(decision "Samples are transformed in processes of their own").
+started as new programs, because a worker with threads or a GPU can't be forked. The processes stay for all rounds of
+the worker (decision "Samples are transformed in processes of their own").
 
 A round is a period in which a fixed set of replicas trains.
 """
@@ -23,12 +23,12 @@ from concertina_state.errors import InvalidInput
 from concertina_trainer.data.sample import Sample
 
 MOST_PROCESSES = 4
-"""Maximum number of processes of a worker."""
+"""Maximum number of transform processes of one worker."""
 _PROGRAM = "concertina_trainer.data.read.transform_process"
 
 
 class TransformEnded(Exception):
-    """Error that a process that transforms samples has ended. The next round starts it again.
+    """Error that a process that transforms samples has ended. The next round starts a new process.
 
     A round is a period in which a fixed set of replicas trains.
     """
@@ -36,7 +36,7 @@ class TransformEnded(Exception):
 
 @functools.lru_cache(maxsize=1)
 def transforms(entrypoint: str) -> Transforms:
-    """Return the processes of this worker that run the function `entrypoint`. They are started when they are needed."""
+    """Return this worker's processes that run the function `entrypoint`. They are started on first use."""
     cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return Transforms(entrypoint, max(1, min(MOST_PROCESSES, cores)))
 
@@ -108,10 +108,12 @@ class Transforms:
             process.stdin.flush()
 
     def _received(self, process: subprocess.Popen[bytes]) -> Any:
-        """Return the next answer of a process, which runs code of this package and is trusted.
+        """Return the next answer of a process.
 
         Raises:
             TransformEnded: When the process has ended.
+
+        Unpickling the answer is safe, because the process runs code of this package.
         """
         assert process.stdout is not None
         try:
