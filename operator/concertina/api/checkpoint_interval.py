@@ -19,8 +19,9 @@ def checkpoint_interval(spec: JobSpec | None, status: JobStatus) -> float | None
 def unsaved_seconds(spec: JobSpec | None, status: JobStatus, at: float) -> float | None:
     """Return the age of the newest checkpoint in seconds, for a comparison with the checkpoint interval.
 
-    The result is None if there is no checkpoint. If the interval is a number of steps, the age is the duration of the
-    steps since the newest checkpoint, without time in which the job was suspended.
+    The result is None if there is no checkpoint. If the interval is a time, the age is the time since the newest
+    checkpoint. If the interval is a number of steps, only the time of the steps since this checkpoint counts, and time
+    in which the job was suspended does not count.
 
     Args:
         spec: Spec of the job; None if it is invalid.

@@ -137,7 +137,8 @@ def with_packed(status: Mapping[str, Any]) -> Mapping[str, Any]:
 def _with_nodes(members: tuple[Member, ...], listed: Any) -> Sequence[Member | Mapping[str, Any]]:
     """Return `members`, with each node's name added from the member list of the status, `listed`.
 
-    A member with a node is returned as a mapping. The caller validates it, because `listed` has not been validated yet.
+    A member whose node is in `listed` becomes a mapping, which the caller validates because `listed` has not been
+    validated yet. Other members stay as they are.
     """
     entries = [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list) else []
     node_by_replica = {str(entry.get("replica")): entry["node"] for entry in entries if "node" in entry}

@@ -60,7 +60,7 @@ class SilenceLimit:
         return last + NAMESPACE_SECONDS - now
 
     def _common_wait(self, namespace: str, now: float) -> float:
-        """Return the seconds until the limit for all namespaces allows a pod of `namespace` to count as dead."""
+        """Return the seconds until a pod of `namespace` may count as dead under the limit for all namespaces."""
         names = list(self._waiting)
         if namespace not in self._waiting:
             names.append(namespace)

@@ -46,14 +46,14 @@ class HfFiles:
         self._writing = [rule.reverse_transform() for rule in current.converters if _merges_experts(rule)]
 
     def place(self, name: str) -> Place | None:
-        """Return the Place of a file's tensor in the module, or None if the module does not use the tensor.
+        """Return the Place of a file's tensor in the module, or None if transformers ignores the tensor.
 
-        Some files leave out the prefix of the base model, or have the prefix although the module has none. For a tied
-        weight, the result is the same under each of its names.
+        The names in some files lack the prefix of the base model, or have it although the module has none. This method
+        accepts both. For a tied weight, the result is the same under each of its names.
 
         Raises:
-            InvalidInput: When the module has no such tensor, or transformers converts it in a way that is not
-                supported here.
+            InvalidInput: When the module has no such tensor and transformers does not ignore it, or when transformers
+                converts it in a way that is not supported here.
         """
         from transformers.core_model_loading import rename_source_key
 
