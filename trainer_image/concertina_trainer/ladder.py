@@ -105,9 +105,9 @@ def _micro_batch_sizes(config: TrainerConfig, parallelism: ParallelismConfig, ra
 def first_fitting(rungs: Sequence[MemoryChoice], limit: float, peak: Callable[[MemoryChoice], float]) -> MemoryChoice:
     """Return the first setting whose peak memory is at most `limit` bytes, or the last setting if none fits.
 
-    Computing the peak of a setting takes seconds. This function therefore tries only the first setting, and then
-    bisects the others. Bisection assumes that each setting has a lower peak than the one before, which is nearly always
-    true. Even where this assumption is wrong, a higher limit never leads to a later setting.
+    Computing the peak of a setting takes seconds. This function therefore tries the first setting, and if that does not
+    fit, it bisects the others. Bisection assumes that each setting has a lower peak than the one before, which is
+    nearly always true. Even where this assumption is wrong, a higher limit never leads to a later setting.
     """
     if peak(rungs[0]) <= limit:
         return rungs[0]

@@ -336,7 +336,7 @@ class Account:
 
     @cached
     def _with_this(self) -> Incident | None:
-        """Present incident (a time without training) with the seconds of this calculation; None if there is none."""
+        """Current incident (a time without training), with the seconds that this calculation adds. None without one."""
         incident = self._incident_before or self._begun()
         if incident is None:
             return None
