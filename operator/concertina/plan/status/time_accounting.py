@@ -336,7 +336,7 @@ class Account:
 
     @cached
     def _with_this(self) -> Incident | None:
-        """Current incident (a time without training), with the seconds that this calculation adds. None without one."""
+        """Add the seconds of this calculation to the current incident (a time without training), if there is one."""
         incident = self._incident_before or self._begun()
         if incident is None:
             return None
