@@ -76,10 +76,10 @@ def test_a_job_that_cannot_fit_is_refused_with_what_would_make_it_fit(folder, pa
     assert set(outcome.codes.values()) == {78}
     assert {fault.reason for fault in outcome.faults.values()} == {"DoesNotFit"}
     message = outcome.faults[0].message
-    assert "needs 2.0 GiB on a device with microBatchSize 64, memory.activations Keep" in message
+    assert "needs 1.6 GiB on a device with microBatchSize 64, memory.activations Keep" in message
     assert "but the smallest device has 1.0 GiB, with 1 ranks" in message
-    assert "set microBatchSize 16, memory.activations Keep, memory.reshardAfterForward Never (0.5 GiB)" in message
-    assert "train on at least 4 GPUs: raise elastic.minReplicas (0.5 GiB)" in message
+    assert "set microBatchSize 16, memory.activations Keep, memory.reshardAfterForward Never (0.4 GiB)" in message
+    assert "train on at least 2 GPUs: raise elastic.minReplicas (0.8 GiB)" in message
 
 
 @pytest.mark.long(

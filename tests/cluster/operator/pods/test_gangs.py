@@ -94,8 +94,12 @@ def groups(jobs: Jobs, api: str) -> list[dict[str, Any]]:
 
 
 def group_of(jobs: Jobs, name: str, api: str) -> dict[str, Any]:
-    (group,) = [each for each in groups(jobs, api) if each["metadata"]["ownerReferences"][0]["name"] == name]
+    (group,) = groups_of(jobs, name, api)
     return group
+
+
+def groups_of(jobs: Jobs, name: str, api: str) -> list[dict[str, Any]]:
+    return [group for group in groups(jobs, api) if group["metadata"]["ownerReferences"][0]["name"] == name]
 
 
 def test_two_jobs_of_which_one_fits_never_hold_halves(gangs: Gangs, jobs: Jobs) -> None:
@@ -109,8 +113,11 @@ def test_two_jobs_of_which_one_fits_never_hold_halves(gangs: Gangs, jobs: Jobs) 
     create(jobs, "second", "PodGroup")
 
     def second_does_not_fit() -> bool:
-        conditions = group_of(jobs, "second", api).get("status", {}).get("conditions", ())
-        return any(each["type"].startswith("PodGroup") and each["status"] == "False" for each in conditions)
+        return any(
+            condition["type"].startswith("PodGroup") and condition["status"] == "False"
+            for group in groups_of(jobs, "second", api)
+            for condition in group.get("status", {}).get("conditions", ())
+        )
 
     until(
         second_does_not_fit, "the scheduler's word that the second gang does not fit", lambda: jobs.describe("second")
