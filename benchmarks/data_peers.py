@@ -131,7 +131,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Layout:
+class WrittenForm:
     """Format of a library."""
 
     name: str
@@ -213,15 +213,15 @@ class Way:
     read: Read
     load: Callable[[], None]
     """Imports what the variant needs. Its time is not measured."""
-    layout: Layout | None = None
+    written_form: WrittenForm | None = None
     """Format that the variant reads, or None for concertina's shards."""
     count: Count = count_model_input
     limit_seconds: float = 600
     """Time limit of the process, with all preparation."""
 
     def prepare(self, source: Source, length: int) -> None:
-        if self.layout:
-            self.layout.prepare(source, length)
+        if self.written_form:
+            self.written_form.prepare(source, length)
 
     def batches(self, source: Source, length: int, batch: int) -> Iterator[Any]:
         """Yield the batches. The library is set up when the first one is requested, so that a clock sees it."""
@@ -290,16 +290,17 @@ def array_record(threads: int) -> Way:
             writer.write(row.tobytes())
         writer.close()
 
-    layout = Layout("grain", write)
+    written_form = WrittenForm("grain", write)
 
     def read(source: Source, length: int, batch: int) -> Batches:
         import grain
         from grain.sources import ArrayRecordDataSource
 
-        data = grain.MapDataset.source(ArrayRecordDataSource(f"{source.place(layout.name)}/{name}")).shuffle(seed=1)
+        records = ArrayRecordDataSource(f"{source.place(written_form.name)}/{name}")
+        data = grain.MapDataset.source(records).shuffle(seed=1)
         return _grain(data.map(lambda row: np.frombuffer(row, "<u2")).batch(batch), threads, 0)
 
-    return Way(read, _importing("grain"), layout)
+    return Way(read, _importing("grain"), written_form)
 
 
 def _grain(data: Any, threads: int, workers: int) -> Batches:
@@ -328,7 +329,7 @@ def litdata(workers: int, run: int = 1) -> Way:
         writer.done()
         writer.merge(1)
 
-    layout = Layout("litdata", write)
+    written_form = WrittenForm("litdata", write)
 
     def read(source: Source, length: int, batch: int) -> Batches:
         from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
@@ -339,10 +340,10 @@ def litdata(workers: int, run: int = 1) -> Way:
             # litdata has no setting for plain HTTP, and its own options override AWS_ALLOW_HTTP.
             importlib.import_module("litdata.streaming.downloader")._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
         loader = TokensLoader(block_size=(length + 1) * run)
-        data = StreamingDataset(source.place(layout.name), item_loader=loader, shuffle=True, seed=1, **stored)
+        data = StreamingDataset(source.place(written_form.name), item_loader=loader, shuffle=True, seed=1, **stored)
         return StreamingDataLoader(data, batch_size=batch // run, num_workers=workers)
 
-    return Way(read, _importing("torch", "litdata"), layout)
+    return Way(read, _importing("torch", "litdata"), written_form)
 
 
 def mosaic(workers: int, run: int = 1, predownload: int | None = None) -> Way:
@@ -355,18 +356,18 @@ def mosaic(workers: int, run: int = 1, predownload: int | None = None) -> Way:
             for row in rows:
                 writer.write({"tokens": row})
 
-    layout = Layout(f"mds-{run}", write, run)
+    written_form = WrittenForm(f"mds-{run}", write, run)
 
     def read(source: Source, length: int, batch: int) -> Batches:
         from streaming import StreamingDataLoader, StreamingDataset
 
-        size, place = batch // run, source.place(layout.name)
+        size, place = batch // run, source.place(written_form.name)
         where = {"remote": place, "local": str(source.cache)} if source.uri else {"local": place}
         data = StreamingDataset(**where, shuffle=True, shuffle_seed=1, batch_size=size, predownload=predownload)
         loader = StreamingDataLoader(data, batch_size=size, num_workers=workers)
         return (sample["tokens"] for sample in loader)
 
-    return Way(read, _load_streaming, layout)
+    return Way(read, _load_streaming, written_form)
 
 
 def stateful(workers: int, run: int = 1) -> Way:
@@ -428,20 +429,20 @@ def webdataset(workers: int, run: int = 1) -> Way:
             for index, row in enumerate(rows):
                 writer.write({"__key__": f"{index:09}", "bin": row.tobytes()})
 
-    layout = Layout(f"webdataset-{run}", write, run)
+    written_form = WrittenForm(f"webdataset-{run}", write, run)
 
     def read(source: Source, length: int, batch: int) -> Batches:
         import webdataset as wds
 
         importlib.import_module("webdataset.gopen").gopen_schemes["s3"] = _open_object
-        names = sorted(file.name for file in (source.folder.parent / layout.name).glob("*.tar"))
-        files = [f"{source.place(layout.name)}/{name}" for name in names]
+        names = sorted(file.name for file in (source.folder.parent / written_form.name).glob("*.tar"))
+        files = [f"{source.place(written_form.name)}/{name}" for name in names]
         decode = lambda sample: np.frombuffer(sample["bin"], "<u2")  # noqa: E731
         data = wds.WebDataset(files, shardshuffle=len(files), seed=1, empty_check=False).shuffle(1000).map(decode)
         stacked = data.batched(batch // run, collation_fn=np.stack)
         return wds.WebLoader(stacked, batch_size=None, num_workers=workers)
 
-    return Way(read, _importing("torch", "webdataset", "boto3"), layout)
+    return Way(read, _importing("torch", "webdataset", "boto3"), written_form)
 
 
 def _open_object(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> Any:
@@ -467,12 +468,12 @@ def ray_data(run: int = 1) -> Way:
             table = arrow.table({"tokens": arrow.FixedSizeListArray.from_arrays(flat, run * (rows.length + 1))})
             parquet.write_table(table, out / f"{index:06}.parquet", row_group_size=1024, compression="none")
 
-    layout = Layout(f"parquet-{run}", write, run)
+    written_form = WrittenForm(f"parquet-{run}", write, run)
 
     def read(source: Source, length: int, batch: int) -> Batches:
         import ray
 
-        place, system = source.place(layout.name), None
+        place, system = source.place(written_form.name), None
         if source.uri:
             from pyarrow.fs import S3FileSystem
 
@@ -491,7 +492,7 @@ def ray_data(run: int = 1) -> Way:
         for table in tables:
             yield table["tokens"].combine_chunks().flatten().to_numpy()
 
-    return Way(read, _start_ray, layout, limit_seconds=1800)
+    return Way(read, _start_ray, written_form, limit_seconds=1800)
 
 
 def _start_ray() -> None:

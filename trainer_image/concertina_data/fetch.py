@@ -24,7 +24,7 @@ Put = Callable[[int, memoryview], None]
 
 
 @dataclass(frozen=True)
-class Fetched:
+class Transfer:
     """Result of a transfer by `fetch`."""
 
     size: int
@@ -54,7 +54,7 @@ def requesters() -> Threads:
 _requesters = one_per_process(Threads)
 
 
-def fetch(get_part: GetPart, size: int, put: Put, threads: Threads) -> Optional[Fetched]:
+def fetch(get_part: GetPart, size: int, put: Put, threads: Threads) -> Optional[Transfer]:
     """Fetch an object that should have `size` bytes, and write it with `put`. Return None if it does not exist.
 
     Each thread computes the checksum of a piece and writes the piece as soon as it has arrived. No thread writes after
@@ -75,9 +75,9 @@ def fetch(get_part: GetPart, size: int, put: Put, threads: Threads) -> Optional[
             return None
         if piece.crc32 is None:
             arrived = sum(other.size for other in pieces if other is not None)
-            return Fetched(arrived if piece.object_size == size else piece.object_size, None)
+            return Transfer(arrived if piece.object_size == size else piece.object_size, None)
         crc = followed_by(crc, piece.crc32, piece.size)
-    return Fetched(size, crc)
+    return Transfer(size, crc)
 
 
 def _fetch_piece(get_part: GetPart, size: int, put: Put, begin: int) -> Optional[_Piece]:

@@ -87,8 +87,8 @@ def test_the_first_batch_counts_only_from_the_start():
 def test_a_format_is_written_once(tmp_path):
     (tmp_path / "set").mkdir()
     source, written = data_peers.Source(tmp_path / "set"), []
-    layout = data_peers.Layout("format", lambda rows, out: written.append((rows.length, out)))
-    layout.prepare(source, LENGTH)
-    layout.prepare(source, LENGTH)
+    written_form = data_peers.WrittenForm("format", lambda rows, out: written.append((rows.length, out)))
+    written_form.prepare(source, LENGTH)
+    written_form.prepare(source, LENGTH)
     assert written == [(LENGTH, tmp_path / "draft-format")]
     assert (tmp_path / "format").is_dir()

@@ -92,7 +92,7 @@ def forked_from_torch(replica: Replica) -> bool:
 
 
 async def lose_a_worker(job: Job, warm: bool) -> None:
-    """All replicas train and save; then the last rank is killed."""
+    """Train and save on all replicas, and then kill the last rank."""
     *_, last = replicas = list(job.replicas.values())
     await job.begin(1, *replicas)
     await wait(job, "a checkpoint of all", lambda: saved(job[0]) >= 10)

@@ -153,7 +153,7 @@ def of_group(parent, trainer, tmp_path_factory):
 
 
 def test_a_tensor_group_computes_the_gradients_of_one_process(of_group):
-    """In float64, of every parameter, without FSDP."""
+    """Compare the gradients of every parameter in float64, without FSDP."""
     for name in DIVIDED:
         (loss, expected), (divided_loss, gradients) = of_group[name]
         assert divided_loss == pytest.approx(loss, rel=1e-12, abs=0), name
@@ -247,7 +247,7 @@ def test_muon_orthogonalizes_whole_matrices_of_a_tensor_group(folder, parent, tr
 @pytest.mark.long(law=LAW)
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_oss"])
 def test_in_float16_losses_differ_by_its_rounding(folder, parent, trainer, tmp_path, kind):
-    """Also those of experts, whose products round in another way beside other tokens."""
+    """Compare losses, also of a model with experts, whose products round in another way beside other tokens."""
     made(kind, tmp_path / "model")
     sgd = {"name": "SGD", "learningRate": 0.1, "warmupSteps": 1}
     losses = {}

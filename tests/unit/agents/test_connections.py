@@ -260,7 +260,7 @@ def test_time_in_which_the_operator_stood_still_does_not_count_against_an_agent(
 
 
 def test_a_stream_that_is_not_wanted_any_more_says_nothing_against_its_agent(tmp_path: Path) -> None:
-    """It was closed while it was lost. Without a stream, the operator can't know whether the agent answers again."""
+    """Close a stream while it is lost. Without a stream, the operator can't know whether the agent answers again."""
 
     async def scenario() -> None:
         connections = AgentConnections(Heard())
@@ -419,7 +419,7 @@ def test_a_pause_of_the_operator_is_no_time_without_an_answer(pause: float) -> N
 
 
 def test_a_host_that_answers_no_dial_is_silent_from_the_first_attempt() -> None:
-    """It was switched off, or a network drops all packets to it."""
+    """Open a stream to a host that is switched off, or to which a network drops all packets."""
     now, before = 1000.0, stream_ends()
 
     async def scenario() -> None:

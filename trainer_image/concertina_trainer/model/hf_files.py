@@ -67,12 +67,9 @@ class HfFiles:
                 f"the tensor {name:.100} is not a weight of {self._kind} of transformers: trainer.model.hf reads only "
                 "files that transformers reads for this model."
             )
-        if own in self._tied:
+        if pattern is None or own in self._tied:
             self._check_renamings(name)
-            return Place(self._tied[own])
-        if pattern is None:
-            self._check_renamings(name)
-            return Place(own)
+            return Place(self._tied.get(own, own))
         return self._place_of_expert(name, own, pattern)
 
     def names(self, own: str) -> list[tuple[str, Place]]:

@@ -1,4 +1,4 @@
-"""All data of the operator about one job, except for the states of the job's agents."""
+"""Data of the operator about one job, except for the states of the job's agents."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Program:
-    """How to check the version of a program: its arguments, and a pattern that its output must match."""
+    """Check of the version of a program: the arguments, and a pattern that the output must match."""
 
     version_arguments: tuple[str, ...]
     fits: str

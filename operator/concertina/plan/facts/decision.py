@@ -127,7 +127,7 @@ class Phase(enum.Enum):
 
 
 class Pods(enum.Enum):
-    """What a policy's decision requires for the job's pods, such as to keep or delete them."""
+    """Requirement of a policy's decision for the job's pods, such as to keep or delete them."""
 
     WANTED = "wanted"
     """Create the pods that the spec asks for, and replace dead ones. The details depend on `spec.launcher`."""

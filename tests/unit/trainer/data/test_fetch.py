@@ -28,7 +28,7 @@ class Source:
         return ObjectPart(memoryview(CONTENT)[begin:end], len(CONTENT))
 
 
-def fetched(source: Source) -> tuple[fetch.Fetched | None, bytes]:
+def fetched(source: Source) -> tuple[fetch.Transfer | None, bytes]:
     written = bytearray(len(CONTENT))
 
     def put(begin: int, data: memoryview) -> None:
@@ -43,19 +43,19 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_checksum_is_that_of_the_whole_object() -> None:
-    assert fetched(Source({})) == (fetch.Fetched(10, zlib.crc32(CONTENT)), CONTENT)
+    assert fetched(Source({})) == (fetch.Transfer(10, zlib.crc32(CONTENT)), CONTENT)
 
 
 def test_pieces_in_each_others_place_have_another_checksum() -> None:
     result, written = fetched(Source({(0, 4): (4, 8), (4, 8): (0, 4)}))
-    assert result == fetch.Fetched(10, zlib.crc32(written))
+    assert result == fetch.Transfer(10, zlib.crc32(written))
     assert written == b"efghabcdij"
 
 
 def test_pieces_that_are_the_object_only_one_after_the_other_are_refused() -> None:
     """Their checksum is right, but the second one begins at the wrong offset of the file."""
     result, _ = fetched(Source({(0, 4): (0, 5), (4, 8): (5, 8)}))
-    assert result == fetch.Fetched(10, None)
+    assert result == fetch.Transfer(10, None)
 
 
 def test_no_thread_writes_after_an_error() -> None:
@@ -91,7 +91,7 @@ def test_no_more_is_requested_than_the_object_should_have(tmp_path: Path, size: 
 
     written = list[int]()
     result = fetch.fetch(get_part, size, lambda begin, data: written.append(begin), Threads(2))
-    assert result == fetch.Fetched(len(CONTENT), None)
+    assert result == fetch.Transfer(len(CONTENT), None)
     assert not written
     assert max(end for _, end in spans) == max(1, size)
 

@@ -187,7 +187,7 @@ def exported(decoder, config, folder, monkeypatch):
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3_moe"])
 def test_each_rank_reads_only_the_bytes_that_it_keeps(tmp_path, monkeypatch, name):
-    """But rows of which it keeps some columns are read whole: those of matrices that tensor groups divide by inputs."""
+    """Count the bytes of each request. Rows of which a rank keeps some columns are read whole (tensor groups)."""
     families.made(name).save_pretrained(tmp_path)
     config, counted, read = config_of(tmp_path), [], ObjectPrefix.get_ranges
 
