@@ -32,6 +32,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+import peer_packages
 from numpy.typing import NDArray
 
 FOLDER = Path(__file__).parents[1] / "build" / "data-peers"
@@ -62,12 +63,7 @@ def install() -> Path:
 
     Install them on first use.
     """
-    if not (FOLDER / "complete").exists():
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", sys.executable]
-        subprocess.run([*command, "--target", str(FOLDER), "--no-deps", *PACKAGES, *NEEDS], check=True)
-        (FOLDER / "complete").touch()
-    return FOLDER
+    return peer_packages.install(FOLDER, ["--no-deps", *PACKAGES, *NEEDS])
 
 
 def versions() -> dict[str, str]:

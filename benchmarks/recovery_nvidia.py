@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import peer_packages
 from recovery_torchrun import kill_tree, steps, wait_for_world
 
 VERSION = "0.4.1"
@@ -32,12 +33,8 @@ Rank 0 hosts the store, and its loss ends the job. A lost rank is not replaced.
 
 def install() -> Path:
     """Return the folder with nvidia-resiliency-ext and its dependencies, except torch. Install them on first use."""
-    if not FOLDER.exists():
-        FOLDER.parent.mkdir(exist_ok=True)
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(FOLDER)]
-        subprocess.run([*pip, "defusedxml", "nvidia-ml-py", "packaging", "psutil", "pynvml", "pyyaml"], check=True)
-        subprocess.run([*pip, "--upgrade", "--no-deps", f"nvidia-resiliency-ext=={VERSION}"], check=True)
-    return FOLDER
+    needs = ["defusedxml", "nvidia-ml-py", "packaging", "psutil", "pynvml", "pyyaml"]
+    return peer_packages.install(FOLDER, needs, ["--upgrade", "--no-deps", f"nvidia-resiliency-ext=={VERSION}"])
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import peer_packages
 from recovery_torchrun import Step, kill_tree, steps, wait_for_world
 
 VERSION = "0.2.0"
@@ -40,13 +41,8 @@ time.sleep(100000)
 
 def install() -> Path:
     """Return the folder with torchft and its dependencies, except torch. Install them on first use."""
-    if not FOLDER.exists():
-        FOLDER.parent.mkdir(exist_ok=True)
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(FOLDER)]
-        needs = ["opentelemetry-api", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"]
-        subprocess.run([*pip, *needs], check=True)
-        subprocess.run([*pip, "--upgrade", "--no-deps", f"torchft=={VERSION}"], check=True)
-    return FOLDER
+    needs = ["opentelemetry-api", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"]
+    return peer_packages.install(FOLDER, needs, ["--upgrade", "--no-deps", f"torchft=={VERSION}"])
 
 
 @contextmanager

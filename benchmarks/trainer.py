@@ -46,6 +46,7 @@ from pathlib import Path
 from typing import Any
 
 import measuring
+import peer_packages
 import report
 import torch
 from measuring import SCRIPTS, Agent, Kind
@@ -209,10 +210,9 @@ def script(name: str, arguments: Sequence[str], run: Run, search_path: str = "")
 
 def torchtitan(folder: Path) -> Path:
     """Return the folder for torchtitan, and install it there if it is neither there nor in this environment."""
-    if not (folder / "torchtitan").is_dir() and importlib.util.find_spec("torchtitan") is None:
-        command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--target", str(folder), "--no-deps"]
-        subprocess.run([*command, "--requirement", str(TITAN_NEEDS)], check=True)
-    return folder
+    if importlib.util.find_spec("torchtitan") is not None:
+        return folder
+    return peer_packages.install(folder, ["--no-deps", "--requirement", str(TITAN_NEEDS)])
 
 
 def contestants(names: Sequence[str], run: Run, titan: Path) -> dict[str, Callable[[], Any]]:
