@@ -55,6 +55,8 @@ CHUNK_BYTES = 64 * 2**20
 
 It equals the size of concertina's shards.
 """
+PROCESS_SECONDS = 300.0
+"""Time limit of a process that writes a format or measures a variant, in seconds."""
 Batches = Iterable[Any]
 
 
@@ -212,8 +214,6 @@ class Way:
     written_form: WrittenForm | None = None
     """Format that the variant reads, or None for concertina's shards."""
     count: Count = count_model_input
-    limit_seconds: float = 600
-    """Time limit of the process, with all preparation."""
 
     def prepare(self, source: Source, length: int) -> None:
         if self.written_form:
@@ -488,7 +488,7 @@ def ray_data(run: int = 1) -> Way:
         for table in tables:
             yield table["tokens"].combine_chunks().flatten().to_numpy()
 
-    return Way(read, _start_ray, written_form, limit_seconds=1800)
+    return Way(read, _start_ray, written_form)
 
 
 def _start_ray() -> None:
@@ -620,11 +620,10 @@ def run(program: str, name: str, way: str, source: Source, *arguments: object) -
         environment |= {"S3_ENDPOINT_URL": _endpoint(), "AWS_DEFAULT_REGION": os.environ["AWS_REGION"]}
     words = map(str, [name, way, source.folder, source.uri, source.cache, *arguments])
     command = [sys.executable, "-W", "ignore", "-c", program, *words]
-    limit = (S3_WAYS if source.uri else WAYS)[name][way].limit_seconds
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, env=environment, stdout=out, stderr=errors, start_new_session=True)
         try:
-            code = process.wait(limit)
+            code = process.wait(PROCESS_SECONDS)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(
