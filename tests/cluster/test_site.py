@@ -22,7 +22,7 @@ from concertina.local.cluster import LocalCluster
 
 BASES = [pages.ROOT / "examples" / name for name in ("minimal.yaml", "own-command.yaml")]
 """Jobs into which a part of a manifest is merged; it must fit into one of them."""
-NOT_SERVED = ("ClusterQueue", "LocalQueue", "PodMonitor", "ResourceFlavor")
+NOT_SERVED = ("ClusterQueue", "LocalQueue", "PodMonitor", "ResourceFlavor", "WorkloadPriorityClass")
 """Kinds of manifests whose CRDs the local cluster lacks. tests/cluster/operator/quota has those of Kueue, and
 test_chart.py compares the PodMonitor with the chart's."""
 OTHER_FILES = {"integrations"}

@@ -24,7 +24,7 @@ ADVICE = {
     Problem.OPERATOR_ISOLATED: "check that no NetworkPolicy or firewall blocks the operator from port 29400 of the "
     "pods",
     Problem.JOB_FAILED: "look at the last lines of `concertina status JOB` and at the logs, and fix the cause. Then "
-    "delete the job and create it again: it continues from its checkpoint",
+    "delete the job and create it again. With checkpoint.uri, it continues from its newest checkpoint",
     Problem.JOB_STALLED: "do what the message says. The job then continues by itself",
     Problem.CORRUPT_STATE: "run `concertina checkpoint verify URI` to list all damaged files. Delete the folder of "
     "that checkpoint or set checkpoint.resumeFrom to an older one, and create the job again. If a data file is "

@@ -24,7 +24,7 @@ from concertina.cli.main import app
 from concertina.kube.manifests import names as object_names
 
 ROOT = pages.ROOT
-MARKED = {"kind": 6, "cloud": 7, "images": 1, "gpu": 4}
+MARKED = {"kind": 6, "cloud": 8, "images": 1, "gpu": 4}
 """Number of blocks of commands that no test runs, because they need what no test has."""
 OWN_APPS = {"local": local_app, "checkpoint": checkpoint_app}
 """Commands that pass their arguments on to an app of their own."""
@@ -95,6 +95,7 @@ def test_queues_of_the_page_have_the_form_of_those_that_kueue_admits() -> None:
     name = flavor["metadata"]["name"]
     assert flavor.keys() < queues.resource_flavor(name).keys()
     assert local == queues.local_queue("team-a", "team-a", queue["metadata"]["name"])
+    assert shown["WorkloadPriorityClass"] == queues.priority_class("high", 1000)
     group = queue["spec"]["resourceGroups"][0]
     assert [flavor["name"] for flavor in group["flavors"]] == [name]
     assert [resource["name"] for resource in group["flavors"][0]["resources"]] == group["coveredResources"]

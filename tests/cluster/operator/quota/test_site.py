@@ -28,5 +28,5 @@ def test_the_manifest_passes_a_server_side_dry_run(cluster: LocalCluster, namesp
     if "namespace" in manifest["metadata"]:
         manifest["metadata"]["namespace"] = namespace
     assert not refused(cluster, namespace, manifest)
-    manifest["spec"] = {**manifest.get("spec", {}), "unknown": 1}
+    manifest["unknown"] = 1
     assert "unknown" in refused(cluster, namespace, manifest)
