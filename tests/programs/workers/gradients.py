@@ -22,13 +22,29 @@ from concertina_trainer.worker import configuration
 
 def main() -> int:
     before = set(sys.modules)
+    prepare()
+    found = of_round()
+    found["late"] = set(sys.modules) - before
+    if os.environ["RANK"] == "0":
+        torch.save(found, os.environ["RESULT"])
+    return 0
+
+
+def prepare():
     torch.set_default_dtype(getattr(torch, os.environ["DTYPE"]))
     loss.CHUNK_LOGITS = int(os.environ.get("CHUNK_LOGITS", loss.CHUNK_LOGITS))
+
+
+def of_round():
+    """Join the round of the environment variables, and return what its ranks have computed together."""
     config, _, parallelism = configuration()
     world = group.join(os.environ, parallelism, config.model.experts is not None)
     reader = Reader(config.data, config.model.sequence_length, config.seed)
+    backend = os.environ.get("COMPILED")
+    if backend:
+        compiled.share_between_rounds(world)
     model = parallelized(config, world, own_spec(config, reader))
-    if backend := os.environ.get("COMPILED"):
+    if backend:
         compiled.BACKEND = {"backend": backend}
         for part in model.parts:
             compiled.compile_blocks(part)
@@ -51,18 +67,19 @@ def main() -> int:
     whole = {name: p.grad.full_tensor().cpu() for name, p in model.named_parameters() if p.requires_grad}
     biases = {name: bias.cpu() for name, bias in model.named_buffers()}
     optimizer.update(0.0, 1.0)
-    late = set(sys.modules) - before
     for found in (whole, biases):
         stages = [None] * world.size
         torch.distributed.all_gather_object(stages, found)
         for stage in stages:
             for name, value in stage.items():
                 torch.testing.assert_close(value, found.setdefault(name, value), rtol=0, atol=0)
-    if world.rank == 0:
-        found = {"gradients": whole, "norm": squared**0.5, "loss": mean_loss, "late": late}
-        found["seconds"] = {part.value: seconds for part, seconds in world.times.parts.items()}
-        found["waiting"] = world.times.waiting
-        found["graphs"] = compiled.graphs()
-        found |= {"loads": counted.tolist(), "biases": biases}
-        torch.save(found, os.environ["RESULT"])
-    return 0
+    return {
+        "gradients": whole,
+        "norm": squared**0.5,
+        "loss": mean_loss,
+        "seconds": {part.value: seconds for part, seconds in world.times.parts.items()},
+        "waiting": world.times.waiting,
+        "graphs": compiled.graphs(),
+        "loads": counted.tolist(),
+        "biases": biases,
+    }
