@@ -278,7 +278,7 @@ def run(channel: RoundChannel, start: Start, reporter: Reporter) -> Done:
     reporter.begin(round_info(built, start.restore, restored))
     training = assemble(built, start, restored, reporter, channel)
     with (
-        tensor.measured_waits(world), collection.scheduled(),
+        tensor.measured_waits(world), compiled.groups_released(world), collection.scheduled(),
         contextlib.closing(training.batches), contextlib.closing(training.saving),
     ):  # fmt: skip
         return train(training, restored.id.step, restored.position, channel.check)

@@ -55,7 +55,7 @@ def of_round():
         plan = plan.shared_out(shares, config.resolved_micro_batch_size)
     batch = [each.to(world.device) for each in microbatches(reader, plan, world.data_rank, position=100)]
     sums = summing.sums(config, model, plan, world)
-    with tensor.measured_waits(world):
+    with tensor.measured_waits(world), compiled.groups_released(world):
         losses = engine_of(model, optimizer, sums, config, plan, world).forward_backward(batch)
     reduced = torch.stack([*sums.squares(optimizer.counted_gradients()), *sums.losses(losses)])
     torch.distributed.all_reduce(reduced)

@@ -11,10 +11,11 @@ A round is a period in which a fixed set of replicas trains.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -90,6 +91,19 @@ def share_between_rounds(world: DistContext) -> None:
             _register_process_group(name, group)
             mesh._dim_group_names = [name]
             mesh._get_root_mesh()._pg_registry[name] = group
+
+
+@contextlib.contextmanager
+def groups_released(world: DistContext) -> Iterator[None]:
+    """Context manager that removes the round's process groups from its meshes when it exits.
+
+    Compiled code keeps the meshes of the round in which it was compiled. With the meshes, it would keep the connections
+    and threads of their groups.
+    """
+    try:
+        yield
+    finally:
+        world.meshes.fsdp._get_root_mesh()._pg_registry.clear()
 
 
 def _guard_by_position() -> None:
