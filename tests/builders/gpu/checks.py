@@ -102,12 +102,6 @@ CHECKS = (
         *(f"{RECOVERY}[{case}]" for case in ("new processes", "survivors")),
         limit_seconds=150,
     ),
-    _tests(
-        "recovery-compiled",
-        "the same with compiled blocks, which survivors do not compile again",
-        *(f"{RECOVERY}[{case}]" for case in ("new processes, compiled", "survivors, compiled")),
-        limit_seconds=150,
-    ),
     _benchmark(
         "throughput",
         "tokens a second (eager and compiled), MFU, HFU, memory beside the plan and the cost of a snapshot, 0.3B",
@@ -164,6 +158,12 @@ CHECKS = (
         "compiled-rounds",
         "compiled blocks are not compiled again across a round, and new processes take them from the cache",
         f"{COMPILED}::test_only_new_processes_compile_after_a_kill_and_from_the_cache",
+        limit_seconds=150,
+    ),
+    _tests(
+        "recovery-compiled",
+        "three replicas on one GPU recover with compiled blocks, which survivors do not compile again",
+        *(f"{RECOVERY}[{case}]" for case in ("new processes, compiled", "survivors, compiled")),
         limit_seconds=150,
     ),
     _tests(

@@ -23,8 +23,7 @@ from concertina_trainer.worker import configuration
 def main() -> int:
     before = set(sys.modules)
     prepare()
-    found = of_round()
-    found["late"] = set(sys.modules) - before
+    found = of_round(before)
     if os.environ["RANK"] == "0":
         torch.save(found, os.environ["RESULT"])
     return 0
@@ -35,8 +34,11 @@ def prepare():
     loss.CHUNK_LOGITS = int(os.environ.get("CHUNK_LOGITS", loss.CHUNK_LOGITS))
 
 
-def of_round():
-    """Join the round of the environment variables, and return what its ranks have computed together."""
+def of_round(before=frozenset()):
+    """Join the round of the environment variables, and return what its ranks have computed together.
+
+    `before` has the names of modules that were imported when the process began.
+    """
     config, _, parallelism = configuration()
     world = group.join(os.environ, parallelism, config.model.experts is not None)
     reader = Reader(config.data, config.model.sequence_length, config.seed)
@@ -67,6 +69,7 @@ def of_round():
     whole = {name: p.grad.full_tensor().cpu() for name, p in model.named_parameters() if p.requires_grad}
     biases = {name: bias.cpu() for name, bias in model.named_buffers()}
     optimizer.update(0.0, 1.0)
+    late = set(sys.modules) - before
     for found in (whole, biases):
         stages = [None] * world.size
         torch.distributed.all_gather_object(stages, found)
@@ -77,6 +80,7 @@ def of_round():
         "gradients": whole,
         "norm": squared**0.5,
         "loss": mean_loss,
+        "late": late,
         "seconds": {part.value: seconds for part, seconds in world.times.parts.items()},
         "waiting": world.times.waiting,
         "graphs": compiled.graphs(),
