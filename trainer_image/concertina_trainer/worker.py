@@ -246,8 +246,9 @@ def run(channel: RoundChannel, start: Start, reporter: Reporter) -> Done:
     cuda = torch.cuda.is_available()
     compile = compiled.choose(config, cuda)
     with reporter.timed("group"):
-        # Compiled code contains names of groups, and the compiler's cache finds it by them.
-        world = group.join(os.environ, parallelism, config.model.experts is not None, compile is Compile.never)
+        world = group.join(os.environ, parallelism, config.model.experts is not None)
+        if compile is Compile.blocks:
+            compiled.share_between_rounds(world)
     with reporter.timed("build"):
         source = usable_start(start.restore, start.uid, world)
         saved = recorded(source, start.uid, checkpoint, config.model, world, channel)
@@ -277,7 +278,7 @@ def run(channel: RoundChannel, start: Start, reporter: Reporter) -> Done:
     reporter.begin(round_info(built, start.restore, restored))
     training = assemble(built, start, restored, reporter, channel)
     with (
-        tensor.measured_waits(world), compiled.forgotten_with(world), collection.scheduled(),
+        tensor.measured_waits(world), compiled.groups_released(world), collection.scheduled(),
         contextlib.closing(training.batches), contextlib.closing(training.saving),
     ):  # fmt: skip
         return train(training, restored.id.step, restored.position, channel.check)

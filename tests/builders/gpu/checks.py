@@ -17,6 +17,7 @@ MOST_SECONDS = 150
 """Largest limit of a check, so that a run of ten minutes reaches at least three."""
 LAYOUT = "tests/gpu/test_layouts.py::test_gradients_are_those_of_one_gpu"
 COMPILED = "tests/gpu/test_compiled.py"
+RECOVERY = "tests/gpu/test_recovery.py::test_three_replicas_on_one_gpu_recover"
 SCRIPTS = "tests/gpu/test_scripts.py"
 WAITING = "tests/gpu/test_async_tensor.py::test_gradients_are_those_of_groups_that_wait"
 OFFLOAD = "tests/gpu/test_offload.py::test_so_is_one_of_two_gpus"
@@ -97,8 +98,8 @@ CHECKS = (
     ),
     _tests(
         "recovery",
-        "three replicas on one GPU recover from the loss of one",
-        "tests/gpu/test_recovery.py",
+        "three replicas on one GPU recover from the loss of one, with new processes and with survivors",
+        *(f"{RECOVERY}[{case}]" for case in ("new processes", "survivors")),
         limit_seconds=150,
     ),
     _benchmark(
@@ -158,6 +159,18 @@ CHECKS = (
         "compiled blocks are not compiled again across a round, and new processes take them from the cache",
         f"{COMPILED}::test_only_new_processes_compile_after_a_kill_and_from_the_cache",
         limit_seconds=150,
+    ),
+    _tests(
+        "recovery-compiled",
+        "three replicas on one GPU recover with compiled blocks, which survivors do not compile again",
+        *(f"{RECOVERY}[{case}]" for case in ("new processes, compiled", "survivors, compiled")),
+        limit_seconds=150,
+    ),
+    _tests(
+        "recovery-copies",
+        "survivors of whole copies of the model do not compile again",
+        f"{RECOVERY}[survivors, compiled, copies]",
+        limit_seconds=120,
     ),
     _benchmark(
         "throughput-largest",

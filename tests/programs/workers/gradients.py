@@ -22,13 +22,31 @@ from concertina_trainer.worker import configuration
 
 def main() -> int:
     before = set(sys.modules)
+    prepare()
+    found = of_round(before)
+    if os.environ["RANK"] == "0":
+        torch.save(found, os.environ["RESULT"])
+    return 0
+
+
+def prepare():
     torch.set_default_dtype(getattr(torch, os.environ["DTYPE"]))
     loss.CHUNK_LOGITS = int(os.environ.get("CHUNK_LOGITS", loss.CHUNK_LOGITS))
+
+
+def of_round(before=frozenset()):
+    """Join the round of the environment variables, and return what its ranks have computed together.
+
+    `before` has the names of modules that were imported when the process began.
+    """
     config, _, parallelism = configuration()
     world = group.join(os.environ, parallelism, config.model.experts is not None)
     reader = Reader(config.data, config.model.sequence_length, config.seed)
+    backend = os.environ.get("COMPILED")
+    if backend:
+        compiled.share_between_rounds(world)
     model = parallelized(config, world, own_spec(config, reader))
-    if backend := os.environ.get("COMPILED"):
+    if backend:
         compiled.BACKEND = {"backend": backend}
         for part in model.parts:
             compiled.compile_blocks(part)
@@ -39,7 +57,7 @@ def main() -> int:
         plan = plan.shared_out(shares, config.resolved_micro_batch_size)
     batch = [each.to(world.device) for each in microbatches(reader, plan, world.data_rank, position=100)]
     sums = summing.sums(config, model, plan, world)
-    with tensor.measured_waits(world):
+    with tensor.measured_waits(world), compiled.groups_released(world):
         losses = engine_of(model, optimizer, sums, config, plan, world).forward_backward(batch)
     reduced = torch.stack([*sums.squares(optimizer.counted_gradients()), *sums.losses(losses)])
     torch.distributed.all_reduce(reduced)
@@ -58,11 +76,14 @@ def main() -> int:
         for stage in stages:
             for name, value in stage.items():
                 torch.testing.assert_close(value, found.setdefault(name, value), rtol=0, atol=0)
-    if world.rank == 0:
-        found = {"gradients": whole, "norm": squared**0.5, "loss": mean_loss, "late": late}
-        found["seconds"] = {part.value: seconds for part, seconds in world.times.parts.items()}
-        found["waiting"] = world.times.waiting
-        found["graphs"] = compiled.graphs()
-        found |= {"loads": counted.tolist(), "biases": biases}
-        torch.save(found, os.environ["RESULT"])
-    return 0
+    return {
+        "gradients": whole,
+        "norm": squared**0.5,
+        "loss": mean_loss,
+        "late": late,
+        "seconds": {part.value: seconds for part, seconds in world.times.parts.items()},
+        "waiting": world.times.waiting,
+        "graphs": compiled.graphs(),
+        "loads": counted.tolist(),
+        "biases": biases,
+    }

@@ -6,24 +6,20 @@ import pytest
 import torch
 
 from builders.train import node
-from builders.train.gradients import check, whole_gradient
+from builders.train.gradients import check, computed, whole_gradient
 from concertina_trainer.config.trainer import TrainerConfig
 from train.trainer.test_gradients import LAYOUTS, mean_gradient
 
 HERE = "tests/train/trainer/test_compiled.py"
-LAW = f"{HERE}::test_every_layout_has_the_same_gradients[tensor]"
+LAW = f"{HERE}::test_code_of_an_earlier_round_has_the_same_gradients[tensor]"
+STAYS = f"{HERE}::test_a_survivor_compiles_nothing_in_its_next_rounds[shards]"
 WIDE = {"layers": 5, "heads": 4, "kvHeads": 2, "tieEmbeddings": False}
 
 
-@pytest.mark.parametrize(
-    "layout", [name if name == "tensor" else pytest.param(name, marks=pytest.mark.long(law=LAW)) for name in LAYOUTS]
-)
+@pytest.mark.long(law=LAW)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_has_the_same_gradients(parent, trainer, tmp_path, layout):
-    """Compare all gradients with those of one process.
-
-    Without the wait in `parallel.tensor`, torch loses the embedding's gradient under tensor parallelism, and no error
-    says so.
-    """
+    """Compare all gradients with those of one process."""
     world, parallelism = LAYOUTS[layout]
     changed = {**trainer, "compile": "Blocks", "model": {**trainer["model"], **WIDE}}
     found = whole_gradient(
@@ -65,13 +61,58 @@ def test_code_of_torch_s_compiler_has_the_same_gradients(patient, trainer, tmp_p
     check({**compiled, "late": ()}, eager["gradients"], eager["loss"])
 
 
+ROUNDS = {
+    "tensor": ({"tensor": 2}, ((0, 1), (0, 1)), (1, 1)),
+    "fsdp x tensor": (
+        {"tensor": 2},
+        ((0, 1, 2, 3), (2, 3, 0, 1), (0, 1, None, None), (1, 0, None, None)),
+        (1, 1, 1, 2),
+    ),
+    "context": ({"context": 2}, ((0, 1, 2, 3), (3, 2, 1, 0), (1, 0, None, None)), (1, 1, 1)),
+    "context x tensor": ({"context": 2, "tensor": 2}, ((0, 1, 2, 3), (2, 3, 0, 1), (1, 0, 3, 2)), (1, 1, 2)),
+}
+"""Layout, the rank of each process in each round, and the graphs of the first process over those of the first round.
+
+The code of a block is another one only for another position in the tensor group.
+"""
+
+
+@pytest.mark.parametrize(
+    "layout", [name if name == "tensor" else pytest.param(name, marks=pytest.mark.long(law=LAW)) for name in ROUNDS]
+)
+def test_code_of_an_earlier_round_has_the_same_gradients(parent, trainer, tmp_path, layout):
+    """Compare the gradients of each round with those of one process.
+
+    Compiled code contains names of groups and positions in meshes. With those of an earlier round, gradients would be
+    wrong, and no error would say so. Without the wait in `parallel.tensor`, torch loses the embedding's gradient under
+    tensor parallelism, and no error says so either.
+    """
+    parallelism, ranks, factors = ROUNDS[layout]
+    changed = {**trainer, "compile": "Blocks", "model": {**trainer["model"], **WIDE}}
+    variables = {"SHARES": "[]", "DTYPE": "float64", "COMPILED": "aot_eager", "ROUNDS": json.dumps(ranks)}
+    program = "workers.gradients_of_rounds:main"
+    results = computed(parent, program, changed, len(ranks[0]), tmp_path, parallelism, **variables)
+    expected = mean_gradient(TrainerConfig.model_validate(changed), torch.float64)
+    for result in results:
+        check({**result, "late": ()}, *expected)
+        assert result["sockets"] == 0, "the compiled code keeps no groups"
+    first = results[0]["graphs"]
+    assert first > 0
+    assert [result["graphs"] for result in results] == [factor * first for factor in factors]
+
+
 COMPILES = "has compiled graphs"
 
 
-def rounds(folder, parent, trainer, worlds):
-    """Run rounds of one job, whose processes stay, and return their outcomes and the log of the first processes."""
+def rounds(folder, parent, trainer, worlds, parallelism):
+    """Run rounds of one job, whose processes stay, and return their outcomes and the log of the first processes.
+
+    The processes of the last replica have the first ranks of the next round. Within a replica, the order is the same.
+    """
     job = node.Job(folder, parent, trainer, stays=True)
     job.worker = "workers.compiled:main"
+    job.environment = {"CONCERTINA_PARALLELISM": json.dumps(parallelism)}
+    size = parallelism.get("tensor", 1)
     outcomes, restore = [], node.FRESH
     for i, world in enumerate(worlds):
         last = i == len(worlds) - 1
@@ -79,13 +120,25 @@ def rounds(folder, parent, trainer, worlds):
         outcomes.append(job.run(world, restore, script))
         assert set(outcomes[-1].codes.values()) == {0}, outcomes[-1].output
         restore = job.newest()
+        # The next round takes its processes from the end of the list.
+        replicas = [job.survivors[first : first + size] for first in range(0, len(job.survivors), size)]
+        job.survivors = [survivor for replica in replicas for survivor in reversed(replica)]
     return outcomes, (folder / "round-1.log").read_text()
 
 
-def test_a_survivor_compiles_nothing_in_its_next_rounds(folder, parent, trainer):
-    """Ranks are in the reverse order in the second round, and there is one less in the third."""
-    trainer = {**trainer, "steps": 9, "globalBatchSize": 12, "compile": "Blocks"}
-    outcomes, log = rounds(folder, parent, trainer, (3, 3, 2))
+SURVIVORS = {"shards": ({}, (3, 3, 2)), "tensor": ({"tensor": 2}, (4, 4, 2)), "context": ({"context": 2}, (4, 4, 2))}
+"""Layout, and the number of ranks in each round: after all have changed places, a replica is gone."""
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [name if name == "shards" else pytest.param(name, marks=pytest.mark.long(law=STAYS)) for name in SURVIVORS],
+)
+def test_a_survivor_compiles_nothing_in_its_next_rounds(folder, parent, trainer, layout):
+    parallelism, worlds = SURVIVORS[layout]
+    model = {**trainer["model"], "kvHeads": 2}
+    trainer = {**trainer, "steps": 9, "globalBatchSize": 12, "compile": "Blocks", "model": model}
+    outcomes, log = rounds(folder, parent, trainer, worlds, parallelism)
     assert [line for line in log.splitlines() if COMPILES in line] == [f"step 1 {COMPILES}: 1"], log
     assert ["compile" in outcome.progress[-1].timeline for outcome in outcomes] == [True, False, False]
     plain = node.Job(folder / "plain", parent, {**trainer, "compile": "Never"}).run(1)
@@ -93,7 +146,7 @@ def test_a_survivor_compiles_nothing_in_its_next_rounds(folder, parent, trainer)
     assert losses == pytest.approx(plain.losses, rel=2e-4)
 
 
-@pytest.mark.long(law=f"{HERE}::test_a_survivor_compiles_nothing_in_its_next_rounds")
+@pytest.mark.long(law=STAYS)
 def test_a_new_process_of_a_later_round_finds_its_code_in_the_cache(folder, parent, trainer, tmp_path, monkeypatch):
     """Compile code that contains the names of a tensor group and its mesh, in two processes."""
     monkeypatch.setattr(node, "GIVE_UP", 600)  # on a busy machine, a compiler for CPUs takes minutes

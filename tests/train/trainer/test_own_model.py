@@ -168,7 +168,9 @@ def test_the_next_embedding_is_learnt_from_vectors_alone(folder, parent, trainer
     assert outcome.losses[60] < 0.2 * outcome.losses[1]
 
 
-@pytest.mark.long(law="tests/train/trainer/test_compiled.py::test_a_survivor_compiles_nothing_in_its_next_rounds")
+@pytest.mark.long(
+    law="tests/train/trainer/test_compiled.py::test_a_survivor_compiles_nothing_in_its_next_rounds[shards]"
+)
 def test_survivors_compile_nothing_again(folder, parent, of_tokens, tmp_path):
     """In another world and with another rank, where the shapes are those of before."""
     job = node.Job(folder, parent, {**of_tokens("compiled", folder=str(tmp_path)), "microBatchSize": 1}, stays=True)

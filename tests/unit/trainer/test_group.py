@@ -14,8 +14,9 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from concertina_state import process_groups
 from concertina_trainer.config.parallelism import ParallelismConfig
-from concertina_trainer.parallel import group
+from concertina_trainer.parallel import compiled, group
 from concertina_trainer.parallel.group import DistContext
+from concertina_trainer.parallel.mesh import group_name
 
 HERE = "127.0.0.1"
 
@@ -54,3 +55,21 @@ def test_what_is_cached_of_a_rounds_meshes_is_freed_with_its_groups() -> None:
     process_groups.leave()
     gc.collect()
     assert mesh() is None
+
+
+def test_compiled_code_finds_the_group_of_its_round_and_is_for_one_position() -> None:
+    """Code of rank 1 of two serves rank 3 of four, which has the same position in its tensor group, but not rank 2."""
+    code = []
+    for round, (rank, size) in enumerate(((1, 2), (3, 4), (2, 4))):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+        world = DistContext.of(rank, size, torch.device("cpu"), ParallelismConfig(tensor=2), round=round)
+        mesh = world.meshes.tensor
+        assert mesh is not None
+        own = mesh.get_group()
+        compiled.share_between_rounds(world)
+        assert distributed_c10d._resolve_process_group(group_name(mesh)) is mesh.get_group() is own
+        code.append(compiled.of_mesh(mesh))
+        process_groups.leave()
+        with pytest.raises(RuntimeError, match="tensor"):
+            distributed_c10d._resolve_process_group(group_name(mesh))
+    assert code[0] == code[1] != code[2]

@@ -55,6 +55,7 @@ class OverlappedProducts(Products):
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
+        # The group's own name, and not the one that all rounds share: torch keeps memory of a group by its name.
         self._group = mesh.get_group().group_name
 
     def columns(self, x: Tensor, weights: Sequence[nn.Linear], keys: Tensor | None) -> Sequence[Tensor]:

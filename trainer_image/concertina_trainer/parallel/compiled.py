@@ -3,9 +3,8 @@
 Each block is compiled as one graph, for tensors of one shape. Blocks with the same source code and the same kinds of
 inputs share the compiled code. FSDP gathers a block's weights before the compiled code runs and frees them after it.
 
-A process that stays for another round keeps its compiled code, with one exception. Under tensor or context parallelism,
-the code names the process groups of the round. The process then drops this code, and compiles the blocks again with the
-help of torch's cache on disk (see `forgotten_with`).
+A process that stays for another round keeps its compiled code. Under tensor or context parallelism, the code contains
+the names of process groups, so these groups have the same names in each round (see `share_between_rounds`).
 
 A round is a period in which a fixed set of replicas trains.
 """
@@ -21,7 +20,11 @@ from typing import Any
 
 import torch
 import torch._dynamo
+from torch._dynamo import guards
 from torch._dynamo.utils import calculate_time_spent, counters
+from torch._library.opaque_object import get_opaque_obj_info
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import GroupName, _register_process_group
 
 from concertina_trainer.config.trainer import Compile, TrainerConfig, compile_obstacle
 from concertina_trainer.model.attention import COMPILER_OPTIONS
@@ -64,14 +67,76 @@ def compile_blocks(model: Decoder) -> None:
         setattr(block, method, code)
 
 
+def share_between_rounds(world: DistContext) -> None:
+    """Let the blocks of this round use the code that this process has compiled in earlier rounds.
+
+    Compiled code contains the names of the tensor group and of the context group, and torch finds the group by its name
+    at each collective. This function gives both groups a second name, which is the same in each round. When a process
+    leaves its round, torch forgets all names (`process_groups.leave`).
+
+    Code for asynchronous tensor parallelism contains names that no other round uses (see `async_tensor`). This function
+    drops such code of earlier rounds.
+
+    Call this function before the model is built, because modules and DTensors take over the names.
+
+    Raises:
+        RuntimeError: When the installed torch decides in a different way whether to compile code for a mesh again.
+    """
+    if world.parallelism.async_tensor:
+        torch._dynamo.reset()
+    for name, mesh in ((GroupName("tensor"), world.meshes.tensor), (GroupName("context"), world.meshes.context)):
+        if mesh is not None:
+            _guard_by_position()
+            group = mesh.get_group()
+            _register_process_group(name, group)
+            mesh._dim_group_names = [name]
+            mesh._get_root_mesh()._pg_registry[name] = group
+
+
 @contextlib.contextmanager
-def forgotten_with(world: DistContext) -> Iterator[None]:
-    """Context manager that drops compiled code when it exits, if the code names process groups of the round `world`."""
+def groups_released(world: DistContext) -> Iterator[None]:
+    """Context manager that removes the round's process groups from its meshes when it exits.
+
+    Compiled code keeps the meshes of the round in which it was compiled. With the meshes, it would keep the connections
+    and threads of their groups.
+    """
     try:
         yield
     finally:
-        if world.meshes.tensor or world.meshes.context:
-            torch._dynamo.reset()
+        world.meshes.fsdp._get_root_mesh()._pg_registry.clear()
+
+
+def _guard_by_position() -> None:
+    """Make torch compile code for a mesh or a DTensor again only if a property in `of_mesh` or `of_spec` differs.
+
+    torch's own choice of properties contains the ranks of the whole job and the names of dimensions, which differ in
+    each round. It lacks the names of groups and this rank's position in the mesh, which are constants in the code.
+    """
+    info = get_opaque_obj_info(DeviceMesh)
+    if info is None or not hasattr(guards, "extract_dtensor_spec") or not hasattr(guards, "check_dtensor_spec"):
+        raise RuntimeError(f"torch {torch.__version__} does not guard compiled code by its device meshes")
+
+    def extract(guard: Any, value: object) -> list[Any]:
+        return of_spec(value)
+
+    def check(value: object, metadata: Any) -> bool:
+        return bool(of_spec(value) == metadata)
+
+    info.guard_fn, guards.extract_dtensor_spec, guards.check_dtensor_spec = of_mesh, extract, check
+
+
+def of_mesh(mesh: DeviceMesh) -> list[Any]:
+    """Return the properties of a mesh that the compiled code of a block depends on."""
+    return [mesh._layout, mesh._device_type, tuple(mesh._dim_group_names), mesh._coordinate_on_dim]
+
+
+def of_spec(spec: Any) -> list[Any]:
+    """Return the properties of a DTensorSpec that the compiled code of a block depends on.
+
+    torch guards by the shape of the local tensor separately.
+    """
+    dtype = spec.tensor_meta and spec.tensor_meta.dtype
+    return [*of_mesh(spec.mesh), spec.placements, spec.shard_order, dtype]
 
 
 def graphs() -> int:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from concertina_protocol import StepPart
+from concertina_trainer.parallel.mesh import group_name
 from concertina_trainer.parallel.step_times import StepTimes
 
 GATHER = torch.ops._c10d_functional.all_gather_into_tensor
@@ -28,7 +29,7 @@ class ContextParallel:
     """Division of each sequence among the ranks of a context group (implements `model.attention.Context`)."""
 
     def __init__(self, mesh: DeviceMesh, times: StepTimes) -> None:
-        self._group, self._times = mesh.get_group(), times
+        self._group, self._times = group_name(mesh), times
         self.size, self._rank = mesh.size(), mesh.get_local_rank()
         self._rows = functools.lru_cache(maxsize=8)(self._rows_of)
 
@@ -64,13 +65,13 @@ class ContextParallel:
     def gathered(self, part: Tensor) -> Tensor:
         """All-gather `part` over the context group, and return the parts of all ranks as `[ranks, ...]`."""
         with self._times.measured(StepPart.CONTEXT):
-            whole: Tensor = WAIT(GATHER(part.contiguous(), self.size, self._group.group_name))
+            whole: Tensor = WAIT(GATHER(part.contiguous(), self.size, self._group))
         return whole.view(self.size, *part.shape)
 
     def reduced(self, parts: Tensor) -> Tensor:
         """Return this rank's entry of `parts` `[ranks, ...]`, summed over the context group by a reduce-scatter."""
         with self._times.measured(StepPart.CONTEXT):
-            part: Tensor = WAIT(REDUCE(parts.flatten(0, 1).contiguous(), "sum", self.size, self._group.group_name))
+            part: Tensor = WAIT(REDUCE(parts.flatten(0, 1).contiguous(), "sum", self.size, self._group))
         return part
 
 

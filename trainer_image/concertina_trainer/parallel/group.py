@@ -140,14 +140,12 @@ def socket_variables(interface: str) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
 
 
-def join(
-    environment: Mapping[str, str], parallelism: ParallelismConfig, routed: bool, names_differ: bool = True
-) -> DistContext:
+def join(environment: Mapping[str, str], parallelism: ParallelismConfig, routed: bool) -> DistContext:
     """Join the process group of the round, and return this rank's position in it.
 
-    `routed` says whether the model has experts. `names_differ` says whether groups have different names in each round,
-    so that the use of a group of an earlier round is an error. The agent of the coordinator (rank 0) serves the
-    TCPStore. The keys of this round have a prefix of their own.
+    `routed` says whether the model has experts. Groups have different names in each round, so that the use of a group
+    of an earlier round is an error. The agent of the coordinator (rank 0) serves the TCPStore. The keys of this round
+    have a prefix of their own.
 
     Raises:
         InvalidInput: When the number of ranks is not a multiple of the layout's block (`ParallelismConfig.block`).
@@ -160,7 +158,7 @@ def join(
     if torch.cuda.is_available():
         device = torch.device("cuda", int(environment["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    process_groups.number_groups(round if names_differ else 0)
+    process_groups.number_groups(round)
     store = TCPStore(
         environment["MASTER_ADDR"],
         int(environment["MASTER_PORT"]),

@@ -9,6 +9,7 @@ import dataclasses
 import math
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import GroupName
 
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.degrees import Degrees
@@ -45,6 +46,12 @@ class Meshes:
         world = init_device_mesh(device, (math.prod(degrees),), mesh_dim_names=names("data"))
         meshes = _dense(world, degrees, names)
         return _with_experts(meshes, world, degrees, parallelism, names) if routed else meshes
+
+
+def group_name(mesh: DeviceMesh) -> GroupName:
+    """Return the name of the group of a mesh with one dimension, by which functional collectives find the group."""
+    (name,) = mesh._dim_group_names
+    return name
 
 
 @dataclasses.dataclass(frozen=True)
