@@ -87,3 +87,18 @@ def test_the_compilers_cache_has_code_for_one_position() -> None:
         hashes.append(weight._stable_hash_for_caching())
         process_groups.leave()
     assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_a_new_process_of_a_later_round_has_the_same_keys_of_the_compilers_cache() -> None:
+    """Keys contain the mesh and the mesh of all ranks, with the names of their groups."""
+    names = []
+    for round in (1, 4):
+        process_groups.number_groups(round)
+        dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+        world = DistContext.of(1, 2, torch.device("cpu"), ParallelismConfig(tensor=2))
+        compiled.share_between_rounds(world)
+        mesh = world.meshes.tensor
+        assert mesh is not None
+        names.append([mesh._dim_group_names, mesh._get_root_mesh()._dim_group_names])
+        process_groups.leave()
+    assert names[0] == names[1]

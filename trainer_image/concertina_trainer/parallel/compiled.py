@@ -72,8 +72,8 @@ def share_between_rounds(world: DistContext) -> None:
     """Let the blocks of this round use the code that this process has compiled in earlier rounds.
 
     Compiled code contains the names of the tensor group and of the context group, and torch finds the group by its name
-    at each collective. This function gives both groups a second name, which is the same in each round. When a process
-    leaves its round, torch forgets all names (`process_groups.leave`).
+    at each collective. This function gives both groups, and the group of all ranks, a second name, which is the same in
+    each round. When a process leaves its round, torch forgets all names (`process_groups.leave`).
 
     Code for asynchronous tensor parallelism contains names that no other round uses (see `async_tensor`). This function
     drops such code of earlier rounds.
@@ -85,13 +85,18 @@ def share_between_rounds(world: DistContext) -> None:
     """
     if world.parallelism.async_tensor:
         torch._dynamo.reset()
-    for name, mesh in ((GroupName("tensor"), world.meshes.tensor), (GroupName("context"), world.meshes.context)):
+    meshes = world.meshes
+    if not (meshes.tensor or meshes.context):
+        return
+    _guard_by_position()
+    # Keys of the compiler's cache also contain the mesh of all ranks.
+    all_ranks = meshes.fsdp._get_root_mesh()
+    for name, mesh in (("world", all_ranks), ("tensor", meshes.tensor), ("context", meshes.context)):
         if mesh is not None:
-            _guard_by_position()
-            group = mesh.get_group()
-            _register_process_group(name, group)
-            mesh._dim_group_names = [name]
-            mesh._get_root_mesh()._pg_registry[name] = group
+            group, shared = mesh.get_group(), GroupName(name)
+            _register_process_group(shared, group)
+            mesh._dim_group_names = [shared]
+            all_ranks._pg_registry[shared] = group
 
 
 @contextlib.contextmanager
@@ -131,7 +136,7 @@ def _guard_by_position() -> None:
         return hashlib.sha256(repr((mesh._hash_key(), of_mesh(mesh))).encode()).hexdigest()
 
     info.guard_fn, guards.extract_dtensor_spec, guards.check_dtensor_spec = of_mesh, extract, check
-    DeviceMesh._stable_hash = key  # type: ignore[method-assign]
+    DeviceMesh._stable_hash = key  # type: ignore[assignment, method-assign]
 
 
 def of_mesh(mesh: DeviceMesh) -> list[Any]:
