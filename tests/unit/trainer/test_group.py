@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeStore
 from torch.distributed import TCPStore, distributed_c10d
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from concertina_state import process_groups
 from concertina_trainer.config.parallelism import ParallelismConfig
@@ -73,3 +73,17 @@ def test_compiled_code_finds_the_group_of_its_round_and_is_for_one_position() ->
         with pytest.raises(RuntimeError, match="tensor"):
             distributed_c10d._resolve_process_group(group_name(mesh))
     assert code[0] == code[1] != code[2]
+
+
+def test_the_compilers_cache_has_code_for_one_position() -> None:
+    """The key of cached code has a hash of each DTensor. Ranks 1 and 3 have the same position, and rank 2 another."""
+    hashes = []
+    for rank in (1, 3, 2):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
+        world = DistContext.of(rank, 4, torch.device("cpu"), ParallelismConfig(tensor=2))
+        compiled.share_between_rounds(world)
+        assert world.meshes.tensor is not None
+        weight = DTensor.from_local(torch.ones(2), world.meshes.tensor, [Replicate()])
+        hashes.append(weight._stable_hash_for_caching())
+        process_groups.leave()
+    assert hashes[0] == hashes[1] != hashes[2]

@@ -12,6 +12,7 @@ A round is a period in which a fixed set of replicas trains.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import json
 import os
@@ -111,9 +112,13 @@ def _guard_by_position() -> None:
 
     torch's own choice of properties contains the ranks of the whole job and the names of dimensions, which differ in
     each round. It lacks the names of groups and this rank's position in the mesh, which are constants in the code.
+
+    The keys of the compiler's cache lack this position too, so a rank could load the code of another position. This
+    function adds the position to them.
     """
     info = get_opaque_obj_info(DeviceMesh)
-    if info is None or not hasattr(guards, "extract_dtensor_spec") or not hasattr(guards, "check_dtensor_spec"):
+    replaced = ((guards, "extract_dtensor_spec"), (guards, "check_dtensor_spec"), (DeviceMesh, "_stable_hash"))
+    if info is None or not all(hasattr(*function) for function in replaced):
         raise RuntimeError(f"torch {torch.__version__} does not guard compiled code by its device meshes")
 
     def extract(guard: Any, value: object) -> list[Any]:
@@ -122,7 +127,11 @@ def _guard_by_position() -> None:
     def check(value: object, metadata: Any) -> bool:
         return bool(of_spec(value) == metadata)
 
+    def key(mesh: DeviceMesh) -> str:
+        return hashlib.sha256(repr((mesh._hash_key(), of_mesh(mesh))).encode()).hexdigest()
+
     info.guard_fn, guards.extract_dtensor_spec, guards.check_dtensor_spec = of_mesh, extract, check
+    DeviceMesh._stable_hash = key  # type: ignore[assignment, method-assign]
 
 
 def of_mesh(mesh: DeviceMesh) -> list[Any]:
