@@ -120,6 +120,9 @@ def _guard_by_position() -> None:
 
     The keys of the compiler's cache lack this position too, so a rank could load the code of another position. This
     function adds the position to them.
+
+    Raises:
+        RuntimeError: When the installed torch decides in a different way whether to compile code for a mesh again.
     """
     info = get_opaque_obj_info(DeviceMesh)
     replaced = ((guards, "extract_dtensor_spec"), (guards, "check_dtensor_spec"), (DeviceMesh, "_stable_hash"))
