@@ -1,10 +1,12 @@
 """Rows of tokens in memory: a tensor if torch is installed, otherwise a memoryview.
 
-Without torch, filling a row takes about 30 times as long. This time is still short compared with a training step.
+numpy fills a row fastest. torch takes about 5 times as long, and plain Python takes over 100 times as long. Even this
+time is short compared with a training step.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from array import array
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -80,6 +82,53 @@ class TorchRows:
         self.result[row, offset : offset + len(tokens)] = tokens
 
 
+class NumpyRows:
+    """Rows that numpy fills. They are a tensor on the CPU if torch is installed, otherwise a memoryview."""
+
+    def __init__(self, count: int, width: int) -> None:
+        """Allocate memory for `count` rows of `width` tokens."""
+        import numpy as np
+
+        self._rows = np.empty((count, width), dtype=np.int64)
+        self.result: Any = _tensor(self._rows) if _has("torch") else self._rows.data
+
+    @staticmethod
+    def tokens(content: Content, token_bytes: int) -> Any:
+        """Return the tokens of a file as an array that shares the file's memory."""
+        import numpy as np
+
+        return np.frombuffer(content, dtype=f"<u{token_bytes}")
+
+    def put(self, row: int, offset: int, tokens: Any) -> None:
+        """Copy `tokens` into row `row`, from index `offset` on."""
+        self._rows[row, offset : offset + len(tokens)] = tokens
+
+
 def installed() -> type[Rows]:
-    """Return the class of rows to use: TorchRows if torch is installed, otherwise PlainRows."""
-    return TorchRows if importlib.util.find_spec("torch") else PlainRows
+    """Return the fastest class of rows for the installed packages."""
+    if _has("numpy") and (not _has("torch") or _torch_takes_arrays()):
+        return NumpyRows
+    return TorchRows if _has("torch") else PlainRows
+
+
+@functools.cache
+def _has(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _torch_takes_arrays() -> bool:
+    """Return whether torch can use the memory of an array. It can't if it was built for another version of numpy."""
+    import numpy as np
+
+    try:
+        _tensor(np.empty(0, dtype=np.int64))
+    except RuntimeError:
+        return False
+    return True
+
+
+def _tensor(array: Any) -> Any:
+    """Return a tensor that shares the memory of an array."""
+    import torch
+
+    return torch.from_numpy(array)
