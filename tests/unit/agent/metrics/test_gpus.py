@@ -73,6 +73,8 @@ def test_each_gpu_is_told_of_with_dcgms_labels(library: Path) -> None:
         **{(f.GPU_ECC, *gpu, "corrected"): 5 for gpu in (FIRST, SECOND)},
         **{(f.GPU_ECC, *gpu, "uncorrected"): 1 for gpu in (FIRST, SECOND)},
     }
+    # The thread reports the fault after it has counted the XID.
+    until(lambda: faults, "a fault")
     assert faults == ['GPU 0 (H100 "80", GPU-0) reports XID 79 (the GPU has fallen off the bus)']
 
 
