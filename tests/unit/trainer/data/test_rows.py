@@ -1,56 +1,57 @@
-"""Rows of tokens: each class copies the same tokens, and the fastest usable class is chosen."""
+"""Sequences from documents, by their lengths alone: every predictable token is predicted once, within its document."""
 
-from __future__ import annotations
+import hashlib
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concertina_data import rows
-from concertina_data.rows import NumpyRows, PlainRows, Rows, TorchRows
+from concertina_trainer.data.sequence_plan import PLANNERS, packed
 
-CLASSES = (PlainRows, TorchRows, NumpyRows)
-
-
-@given(data=st.data(), token_bytes=st.sampled_from([1, 2, 4]), width=st.integers(1, 9))
-def test_all_classes_copy_the_same_tokens(data: st.DataObject, token_bytes: int, width: int) -> None:
-    tokens = data.draw(st.lists(st.integers(0, 2 ** (8 * token_bytes) - 1), min_size=width, max_size=40))
-    begins = data.draw(st.lists(st.integers(0, len(tokens) - width), min_size=1, max_size=4))
-    cut = data.draw(st.integers(0, width))
-    content = b"".join(token.to_bytes(token_bytes, "little") for token in tokens)
-    for kind in CLASSES:
-        shared, filled = kind.tokens(content, token_bytes), kind(len(begins), width)
-        for row, begin in enumerate(begins):
-            for offset, end in ((0, cut), (cut, width)):
-                filled.put(row, offset, shared[begin + offset : begin + end])
-        result = np.asarray(filled.result)
-        assert result.dtype == np.int64
-        assert result.tolist() == [tokens[begin : begin + width] for begin in begins]
+sizes = st.lists(st.integers(1, 80), min_size=1, max_size=40)
 
 
-@pytest.mark.parametrize(
-    ("packages", "expected", "result"),
-    [
-        ({"numpy", "torch"}, NumpyRows, torch.Tensor),
-        ({"torch"}, TorchRows, torch.Tensor),
-        ({"numpy"}, NumpyRows, memoryview),
-        (set[str](), PlainRows, memoryview),
-    ],
-)
-def test_the_fastest_class_for_the_installed_packages_is_used(
-    monkeypatch: pytest.MonkeyPatch, packages: set[str], expected: type[Rows], result: type
-) -> None:
-    monkeypatch.setattr(rows, "_has", packages.__contains__)
-    kind = rows.installed()
-    assert kind is expected
-    assert isinstance(kind(2, 3).result, result)
+def starts(sizes):
+    return np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
 
 
-def test_torch_fills_rows_if_it_was_built_for_another_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(array: object) -> None:
-        raise RuntimeError("Numpy is not available")
+@pytest.mark.parametrize("documents", PLANNERS)
+@settings(deadline=None)
+@given(sizes=sizes, length=st.integers(2, 50))
+def test_every_token_but_a_document_s_first_is_predicted_once(documents, sizes, length):
+    total = sum(sizes)
+    plan = PLANNERS[documents](starts(sizes), total, length)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    predicted = np.zeros(total, dtype=int)
+    for sequence in range(len(plan)):
+        segments = range(plan.first[sequence], plan.first[sequence + 1])
+        assert sum(plan.lengths[s] for s in segments) <= length + 1
+        for s in segments:
+            begin, end = plan.begins[s], plan.begins[s] + plan.lengths[s]
+            assert len(set(owner[begin:end])) == 1
+            predicted[begin + 1 : end] += 1
+    expected = np.ones(total, dtype=int)
+    expected[starts(sizes)] = 0
+    if documents == "Masked":
+        expected[max(0, (total - 1) // length) * length + 1 :] = 0
+    assert (predicted == expected).all()
+    assert plan.predicted.sum() == expected.sum()
 
-    monkeypatch.setattr(torch, "from_numpy", refuse)
-    assert rows.installed() is TorchRows
+
+def test_packing_fills():
+    generator = np.random.default_rng(0)
+    sizes = np.maximum(2, generator.lognormal(6.5, 1.0, 5000).astype(np.int64))
+    plan = packed(starts(sizes), int(sizes.sum()), 2048)
+    assert plan.lengths.sum() / (len(plan) * 2049) > 0.999
+
+
+def test_the_packing_never_changes():
+    """Positions count packed sequences, so this hash may never change."""
+    sizes = (np.arange(3000) * 7919) % 613 + 1
+    plan = packed(starts(sizes), int(sizes.sum()), 128)
+    content = [array.astype("<i8").tobytes() for array in (plan.first, plan.begins, plan.lengths)]
+    assert (
+        hashlib.sha256(b"".join(content)).hexdigest()
+        == "32e1d1036206c42dacc7d16460300cab9c11dded0d1cef6e4bbd69a63b941e0b"
+    )
