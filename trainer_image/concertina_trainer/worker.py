@@ -57,6 +57,7 @@ from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import Compile, TrainerConfig, compile_obstacle
 from concertina_trainer.data.read.batch import batch_plan
 from concertina_trainer.data.read.batches import AHEAD, AHEAD_OF_SHARES, Batches
+from concertina_trainer.data.read.readers import Readers
 from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.errors import RollBack
 from concertina_trainer.fitting import fitted
@@ -105,7 +106,8 @@ def main() -> NoReturn:
     channel = RoundChannel(WorkerEnd(os.environ["CONCERTINA_SOCKET"]), connections.abort)
     heartbeat = HeartbeatWriter()
     entered, stayed = float(os.environ[ENTERED]) if ENTERED in os.environ else None, False
-    while isinstance(end := one_round(channel, heartbeat, entered, stayed), Left):
+    readers = Readers()
+    while isinstance(end := one_round(channel, heartbeat, readers, entered, stayed), Left):
         channel.say_left(end)
         gc.collect()  # frees the old model while the agents prepare the next round
         if torch.cuda.is_initialized():
@@ -121,14 +123,21 @@ def main() -> NoReturn:
     os._exit(end)
 
 
-def one_round(channel: RoundChannel, heartbeat: HeartbeatWriter, entered: float | None, stayed: bool) -> Left | int:
+def one_round(
+    channel: RoundChannel, heartbeat: HeartbeatWriter, readers: Readers, entered: float | None, stayed: bool
+) -> Left | int:
     """Run one round. Return Left if this process stays for the next round, and otherwise the exit status.
 
     In a drain, all ranks stop after the same step. The process stays after a drain, after the loss of the connection to
     another rank, and when the agent ends the round. After any other end, the process exits, because a new process is a
-    safer start for another round (decision "A survivor keeps its process"). `entered` is the time (time.perf_counter)
-    at which this process entered the round, or None if the process was started for this round. `stayed` is whether the
-    process has taken part in an earlier round.
+    safer start for another round (decision "A survivor keeps its process").
+
+    Args:
+        channel: Connection to the agent.
+        heartbeat: File with the position of this process.
+        readers: Readers of the data, which the process keeps for all rounds.
+        entered: Time (time.perf_counter) at which this process entered the round, or None if it was started for it.
+        stayed: Whether the process has taken part in an earlier round.
     """
     round = int(os.environ["CONCERTINA_ROUND"])
     offer = Hello(int(os.environ["RANK"]), os.getpid(), traces=True, stays=process_groups.can_stay(), lists_calls=True)
@@ -137,7 +146,7 @@ def one_round(channel: RoundChannel, heartbeat: HeartbeatWriter, entered: float 
         channel.enter(round, offer, functools.partial(_handled_at_once, channel))
         start = channel.receive(Start)
         stays = offer.stays and start.stays
-        done = run(channel, start, Reporter(configuration()[0], offer.rank, channel, heartbeat, entered))
+        done = run(channel, start, Reporter(configuration()[0], offer.rank, channel, heartbeat, entered), readers)
         channel.send(done)
         code, stays = 0, stays and done.outcome == Outcome.DRAINED
     except RoundLeft:
@@ -231,10 +240,10 @@ class Built:
     state: TrainState
 
 
-def run(channel: RoundChannel, start: Start, reporter: Reporter) -> Done:
+def run(channel: RoundChannel, start: Start, reporter: Reporter, readers: Readers) -> Done:
     """Run the whole round: join the process group, build the model, restore the state, and train.
 
-    All resources of the round are closed when this function returns.
+    All resources of the round are closed when this function returns, except `readers`.
     """
     config, checkpoint, parallelism = configuration()
     config, model_source = with_described_model(config, start.restore, channel)
@@ -252,7 +261,7 @@ def run(channel: RoundChannel, start: Start, reporter: Reporter) -> Done:
     with reporter.timed("build"):
         source = usable_start(start.restore, start.uid, world)
         saved = recorded(source, start.uid, checkpoint, config.model, world, channel)
-        built = build(config, checkpoint, world, start.restore.step, reporter, saved, channel.check)
+        built = build(config, checkpoint, world, start.restore.step, reporter, readers, saved, channel.check)
         if compile is Compile.blocks:
             for part in built.model.parts:
                 compiled.compile_blocks(part)
@@ -290,6 +299,7 @@ def build(
     world: DistContext,
     step: int,
     reporter: Reporter,
+    readers: Readers,
     saved: Recorded = NEW_RUN,
     check: Callable[[], None] = lambda: None,
 ) -> Built:
@@ -301,8 +311,10 @@ def build(
     Raises:
         InvalidInput: When the data do not fit the model, or can't be used.
     """
-    begun = step > 0
-    reader = Reader(config.data, config.model.sequence_length, config.seed, on_wait=reporter.stalled, begun=begun)
+    begun, length = step > 0, config.model.sequence_length
+    with readers.of_next_round():
+        reader = readers.open(config.data, length, config.seed, begun, on_wait=reporter.stalled)
+        aside = evaluation_readers(config, reader, readers, begun)
     own = own_spec(config, reader)
     if own is None and (reader.fields or not reader.vocab_size):
         found = f"the fields {', '.join(map(str, reader.fields))}" if reader.fields else "no field token"
@@ -321,7 +333,6 @@ def build(
     reporter.settings = settings.chosen
     config = settings.config
     own = own and OwnSpec(config, own.data)
-    aside = evaluation_readers(config, reader, begun)
     model = parallelized(config, world, own)
     optimizer = LocalOptimizer(model, config.optimizer, step, exact=config.bitwise)
     state = TrainState(model, config, optimizer, world, saved.frozen)

@@ -19,6 +19,7 @@ from concertina_state.format.shardfile import header_length
 from concertina_trainer import worker
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import ReproductionConfig
+from concertina_trainer.data.read.readers import Readers
 from concertina_trainer.parallel import group, tensor
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.state.restore import restore
@@ -81,7 +82,7 @@ def run(config, world, folder):
     given = folder.newest()
     start = Start(given, world.size, UID)
     reporter = Reporter(config, world.rank, folder, HeartbeatWriter(), None)
-    built = worker.build(config, None, world, given.step, reporter)
+    built = worker.build(config, None, world, given.step, reporter, Readers())
     restored = restore(given, UID, built.state, config, None, built.reader.digest, world, folder)
     reporter.begin(worker.round_info(built, given, restored))
     with tensor.measured_waits(world):

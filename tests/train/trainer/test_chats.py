@@ -10,6 +10,7 @@ from builders.train.course import HALF, Course
 from builders.train.gradients import check, whole_gradient
 from concertina_state.format.read_plan import Box
 from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.data.read.readers import Readers
 from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.initial import initial_value
@@ -93,7 +94,7 @@ def test_metrics_count_all_tokens_and_an_evaluation_the_trained_ones(parent, tun
     assert outcome.losses[1] == pytest.approx(expected.losses[1], rel=1e-5)
 
     config = TrainerConfig.model_validate(trainer)
-    [aside] = evaluation_readers(config, Reader(config.data, LENGTH, SEED)).values()
+    [aside] = evaluation_readers(config, Reader(config.data, LENGTH, SEED), Readers()).values()
     assert aside.epoch_size >= count
     model = Decoder(config.model)
     model.load_state_dict(expected.weights)

@@ -107,6 +107,21 @@ def test_rounds_leave_nothing_behind(folder, parent, trainer, rounds):
     assert groups == [GROUPS[i // 2 % 2] for i in range(rounds) for _ in pids]
 
 
+def test_survivors_keep_their_shards_open(folder, parent, trainer):
+    """They would refuse a missing file if they opened it again."""
+    data = folder / "data"
+    shutil.copytree(trainer["data"]["uri"], data)
+    job = node.Job(folder, parent, {**trainer, "steps": 100, "data": {"uri": str(data), "groups": 1}}, stays=True)
+    job.run(2, script=node.Script(drain=(2, False)))
+    restore = job.newest()
+    for shard in data.glob("*.bin"):
+        shard.unlink()
+    outcome = job.run(2, restore, node.Script(drain=(4, False)))
+    assert set(outcome.codes.values()) == {0}, outcome.output
+    assert max(outcome.losses) >= 4
+    assert len(job.survivors) == 2
+
+
 def within(pid: int, before: tuple[int, int, int]) -> bool:
     files, threads, resident = used(pid)
     return files <= before[0] + 2 and threads <= before[1] + 2 and resident <= before[2] + GROWTH_KIB

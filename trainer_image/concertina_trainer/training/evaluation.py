@@ -36,6 +36,7 @@ from concertina_trainer.config.data_config import DataConfig, EvaluationConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batch import BatchPlan
 from concertina_trainer.data.read.batches import microbatches
+from concertina_trainer.data.read.readers import Readers
 from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
@@ -278,8 +279,10 @@ def perplexity_of(loss: float) -> float | None:
     return perplexity if math.isfinite(perplexity) else None
 
 
-def evaluation_readers(config: TrainerConfig, training: Reader, begun: bool = False) -> dict[str, Reader]:
-    """Return the reader of each evaluation set, keyed by name. See Reader for `begun`.
+def evaluation_readers(
+    config: TrainerConfig, training: Reader, readers: Readers, begun: bool = False
+) -> dict[str, Reader]:
+    """Return the reader of each evaluation set, keyed by name. `readers` opens them. See Reader for `begun`.
 
     Raises:
         InvalidInput: When a set does not exist or can't be used, or its tokenizer differs from that of the data in
@@ -288,10 +291,10 @@ def evaluation_readers(config: TrainerConfig, training: Reader, begun: bool = Fa
     if config.evaluation is None:
         return {}
     if not config.evaluation.sets:
-        return {VALIDATION: _validation_reader(config, begun)}
-    readers = {}
+        return {VALIDATION: _validation_reader(config, readers, begun)}
+    by_name = {}
     for one in config.evaluation.sets:
-        reader = _reader(config, begun, uri=one.uri, mixture=[])
+        reader = _reader(config, readers, begun, uri=one.uri, mixture=[])
         ours, theirs = training.tokenizer, reader.tokenizer
         if ours.digest != theirs.digest:
             raise InvalidInput(
@@ -299,16 +302,16 @@ def evaluation_readers(config: TrainerConfig, training: Reader, begun: bool = Fa
                 f"training data have {ours.name} (digest {ours.digest}): build {one.uri} again in the same way as the "
                 "training data."
             )
-        readers[one.name] = reader
-    return readers
+        by_name[one.name] = reader
+    return by_name
 
 
-def _reader(config: TrainerConfig, begun: bool, **changed: Any) -> Reader:
+def _reader(config: TrainerConfig, readers: Readers, begun: bool, **changed: Any) -> Reader:
     data: DataConfig = config.data.model_copy(update={**changed, "groups": GROUPS})
-    return Reader(data, config.model.sequence_length, SEED, begun=begun, evaluates=True)
+    return readers.open(data, config.model.sequence_length, SEED, begun, evaluates=True)
 
 
-def _validation_reader(config: TrainerConfig, begun: bool) -> Reader:
+def _validation_reader(config: TrainerConfig, readers: Readers, begun: bool) -> Reader:
     """Return a reader of the validation documents of each data set.
 
     Raises:
@@ -318,7 +321,7 @@ def _validation_reader(config: TrainerConfig, begun: bool) -> Reader:
         source.model_copy(update={"uri": f"{source.uri.rstrip('/')}/{VALIDATION}"}) for source in config.data.sources
     ]
     try:
-        return _reader(config, begun, uri=None, mixture=aside)
+        return _reader(config, readers, begun, uri=None, mixture=aside)
     except InvalidInput as error:
         raise InvalidInput(
             f"{error} trainer.evaluation needs the documents that `concertina data build --validation "

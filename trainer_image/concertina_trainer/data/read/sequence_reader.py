@@ -102,8 +102,6 @@ class Reader:
         self._transform, self._seed = config.transform, None if evaluates else seed
         self.leave_out(skipped)
         self._stride = min(data_set.order.stride for data_set in self._sets)
-        self._expected: tuple[int, tuple[int, ...]] | None = None
-        self._expected_plans = -1
         self._check()
         weights = [source.weight for source in sources]
         self.digests = tuple(data_set.manifest.digest for data_set in self._sets)
@@ -115,8 +113,13 @@ class Reader:
         """
 
     def leave_out(self, skipped: Sequence[tuple[int, int]]) -> None:
-        """Skip these positions (see batch_order.Skipped). Call this method before anything is read."""
+        """Skip these positions (see batch_order.Skipped), and no others.
+
+        Call this method before anything is read in a round.
+        """
         self._skipped = Skipped(skipped)
+        self._expected: tuple[int, tuple[int, ...]] | None = None
+        self._expected_plans = -1
         # The function is bound to the parts rather than to this object, because a reference cycle would keep files and
         # threads open.
         self._block = functools.lru_cache(maxsize=4)(
