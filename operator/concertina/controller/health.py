@@ -37,7 +37,7 @@ class ProcessHealth:
         if not self._lease.answered_lately:
             return "the API server does not answer requests for the Lease"
         if self._lease.held and not self.synced.is_set():
-            return "this operator is the leader, and it can list nodes, pods, queues and TrainingJobs"
+            return "this operator is the leader, and it has not yet listed all nodes, pods, queues and TrainingJobs"
         return ""
 
     async def live(self, _: web.Request) -> web.Response:

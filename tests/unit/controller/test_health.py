@@ -73,7 +73,7 @@ def test_a_leader_is_ready_once_it_knows_what_exists_and_a_standby_at_once() -> 
         leader, standby = (Replica(stored, name, lambda: now[0]) for name in ("one", "two"))
         assert "API server" in leader.health.unready()
         await leader.lease.acquire()
-        assert "it can list" in leader.health.unready()
+        assert "has not yet listed" in leader.health.unready()
         leader.health.synced.set()
         assert leader.health.unready() == ""
         waits = asyncio.create_task(standby.lease.acquire())
