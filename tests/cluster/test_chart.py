@@ -677,13 +677,18 @@ def test_an_operator_runs_with_all_that_teams_ask_for_and_an_uninstall_leaves_wh
     lease = ("-n", own, "get", "lease", "trainings-operator", "-o", "jsonpath={.spec.holderIdentity}")
     until(lambda: cluster.kubectl(*lease) == pod["metadata"]["name"], "an operator that holds the lease")
 
+    cluster.kubectl("-n", own, "delete", "rolebindings", "--all")
+    assert release.run("test", "whole", "--namespace", own).returncode != 0, "the check has no permission"
+
     commands = [line.split("#")[0].split() for line in notes.splitlines() if line.startswith("  ")]
     (uninstall,) = (number for number, command in enumerate(commands) if command[0] == "helm")
     cluster.kubectl(*commands[0][1:])
     assert release.run(*commands[uninstall][1:]).returncode == 0
-    assert not names_of(cluster, "pods", own), "the command returns after the end of the operator's pod"
+    assert names_of(cluster, "pods", own) == {"trainings-test"}, (
+        "the command returns after the end of the operator's pod"
+    )
     named = {(command[2], command[3]) for command in commands[uninstall + 1 :]}
-    left = {(kind, name) for kind in ("lease", "secret") for name in names_of(cluster, kind, own)}
+    left = {(kind, name) for kind in ("lease", "secret", "pod") for name in names_of(cluster, kind, own)}
     crd = ("crd", "trainingjobs.concertina.dev")
     assert left | {crd} == named, "what is left is what the notes name"
     assert names_of(cluster, "trainingjobs", release.jobs) is not None, "the CRD is there, and jobs with it"

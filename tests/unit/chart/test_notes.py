@@ -39,6 +39,7 @@ def test_jobs_go_before_the_operator_and_what_it_writes_after_it() -> None:
         ["get", "pods"],
         ["get", "workloads"],
         ["uninstall", "concertina"],
+        ["delete", "pod"],
         ["delete", "lease"],
         ["delete", "secret"],
         ["delete", "crd"],
@@ -59,5 +60,6 @@ def test_jobs_of_other_releases_stay(setting: str, served: list[str]) -> None:
         *(f"kubectl get pods {where} -l concertina.dev/job" for where in served),
         *(f"kubectl get workloads {where} -l concertina.dev/job-uid" for where in served),
         "helm uninstall concertina --namespace concertina-system --wait --cascade foreground",
+        "kubectl delete pod concertina-test --namespace concertina-system --ignore-not-found",
         "kubectl delete lease concertina-operator --namespace concertina-system",
     ]
