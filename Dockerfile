@@ -1,9 +1,10 @@
 # The operator and the agent: docker build --target operator -t concertina/operator:0.1.0 .
 #                            docker build --target agent -t concertina/agent:0.1.0 .
+# --build-arg BASE names another base image, for example of a mirror. It needs Debian 13 and its Python 3.13 in /usr/local.
 # The labels source, version and revision are empty without --build-arg SOURCE, VERSION and COMMIT.
-ARG PYTHON=3.13-slim-trixie
+ARG BASE=docker.io/library/python:3.13-slim-trixie
 
-FROM python:${PYTHON} AS source
+FROM ${BASE} AS source
 WORKDIR /src
 COPY LICENSE ./
 COPY requirements requirements
@@ -18,7 +19,7 @@ FROM source AS agent-environment
 RUN tools/install-environment.sh /opt/concertina agent
 
 # The base image comes without the compiled standard library, and nothing may be written there later.
-FROM python:${PYTHON} AS compiled
+FROM ${BASE} AS compiled
 # Nor does anything install packages: pip goes.
 RUN rm -rf /usr/local/lib/python3*/site-packages/* /usr/local/lib/python3*/ensurepip /usr/local/bin/pip* \
     && python3 -m compileall -q -j 0 -x '/tests?/' /usr/local/lib/python3*

@@ -18,15 +18,19 @@ RECORD = re.compile(r"(?P<repository>[^@\s]+)@(?P<digest>sha256:[0-9a-f]{64})\n?
 
 
 def versions() -> dict[str, str]:
-    """Return the version that each file contains, by path."""
+    """Return the version that each file contains, by path. `appVersion` of the chart is the tag of the images."""
     parts = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("*/packages/*/pyproject.toml"))
     patterns = {
         **dict.fromkeys(parts, r'^version = "(.+)"$'),
         "charts/concertina/Chart.yaml": r"^version: (.+)$",
+        "charts/concertina/Chart.yaml (appVersion)": r'^appVersion: "?([^"]+)"?$',
         "CHANGELOG.md": r"^## (.+?)(?: - \d{4}-\d{2}-\d{2})?$",
     }
-    found = {path: re.search(pattern, (ROOT / path).read_text(), re.MULTILINE) for path, pattern in patterns.items()}
-    return {path: match[1] if match else "" for path, match in found.items()}
+    found = {
+        name: re.search(pattern, (ROOT / name.partition(" ")[0]).read_text(), re.MULTILINE)
+        for name, pattern in patterns.items()
+    }
+    return {name: match[1] if match else "" for name, match in found.items()}
 
 
 def check(tag: str) -> None:
@@ -35,7 +39,7 @@ def check(tag: str) -> None:
     Raises:
         ValueError: When a version differs from the tag.
     """
-    wrong = [f"{path} says {version!r}" for path, version in versions().items() if f"v{version}" != tag]
+    wrong = [f"{name} says {version!r}" for name, version in versions().items() if f"v{version}" != tag]
     if wrong:
         raise ValueError(f"the tag is {tag}, but {', '.join(wrong)}")
 
