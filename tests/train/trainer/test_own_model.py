@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 
 from builders.programs import AUDIO, AUDIO_FIELDS, CLICKS, EMBEDDINGS, PROGRAMS
 from builders.train import node, states
@@ -117,7 +118,8 @@ KILLED = "tests/train/trainer/test_own_model.py::test_killed_in_one_world_it_goe
 
 
 def test_killed_in_one_world_it_goes_on_in_another(folder, parent, of_frames):
-    transformed = {**of_frames["data"], "transform": "audio_augment:louder"}
+    example = yaml.safe_load((AUDIO / "audio.yaml").read_text())["spec"]["trainer"]
+    transformed = {**of_frames["data"], "transform": example["data"]["transform"]}
     trainer = {**of_frames, "data": transformed, "evaluation": {"everySteps": 4, "sequences": 16}}
     whole = node.Job(folder / "whole", parent, trainer).run(1)
     assert whole.codes == {0: 0}, whole.output
@@ -131,6 +133,14 @@ def test_killed_in_one_world_it_goes_on_in_another(folder, parent, of_frames):
     assert {**evaluations(first), **evaluations(resumed)} == pytest.approx(evaluations(whole), rel=REASSOCIATION)
     assert list(evaluations(whole)) == [4, 8, 12]
     assert whole.losses[12] < 0.8 * whole.losses[1], "it learns"
+
+
+def test_the_image_of_the_example_has_the_modules_that_its_job_names():
+    example = yaml.safe_load((AUDIO / "audio.yaml").read_text())["spec"]["trainer"]
+    modules = {name.partition(":")[0] for name in (example["model"]["entrypoint"], example["data"]["transform"])}
+    copied = {line.split()[1] for line in (AUDIO / "Dockerfile").read_text().splitlines() if line.startswith("COPY")}
+    assert {name.removesuffix(".py") for name in copied} == modules
+    assert all((AUDIO / name).exists() for name in copied)
 
 
 @pytest.mark.long(law=KILLED)
