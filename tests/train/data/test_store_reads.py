@@ -34,17 +34,17 @@ def stored(s3):
     facts = TokenizerFacts("random", "random", 0)
     folder.put(NAME, DataManifest(FORMAT, 256, facts, (token_field(256),), tuple(shards)).to_json())
     assert cli.main(["data", "pack", uri, "--length", str(LENGTH)]) == 0
-    return uri, sum(shard.size for shard in shards)
+    return uri, sum(shard.size for shard in shards), sum(8 * shard.documents for shard in shards)
 
 
 @pytest.fixture
 def read(s3, stored, tmp_path, monkeypatch):
-    """Return a function that reads an epoch on some nodes with a rank each, as `(shares, rows)`.
+    """Return a function that reads an epoch on some nodes with a rank each, as `(shares, lengths, rows)`.
 
-    `shares` has the number of bytes of shards that the store sent to each node, as a share of the data. `rows` has the
-    tokens of each batch, sorted.
+    `shares` has the number of bytes of shards that the store sent to each node, as a share of the data. `lengths` is
+    the same for the files with the lengths of documents. `rows` has the tokens of each batch, sorted.
     """
-    uri, size = stored
+    uri, size, documents_size = stored
 
     def epoch(nodes, documents, groups):
         plan, rows, stores = plan_batch(BATCH, BATCH, nodes), {}, []
@@ -58,22 +58,31 @@ def read(s3, stored, tmp_path, monkeypatch):
                     for part in microbatches(reader, plan, node, start):
                         rows.setdefault(start, []).extend(part.tokens[: len(part.samples)].tolist())
                 del reader
-            sent = [sum(count for path, count in store.sent.items() if path.endswith(".bin")) for store in stores]
-        return [count / size for count in sent], {start: sorted(some) for start, some in rows.items()}
+            shares, lengths = (
+                [sum(count for path, count in store.sent.items() if path.endswith(suffix)) / whole for store in stores]
+                for suffix, whole in ((".bin", size), (".documents", documents_size))
+            )
+        return shares, lengths, {start: sorted(some) for start, some in rows.items()}
 
     return epoch
 
 
 @pytest.mark.parametrize(("documents", "counts"), [pytest.param("Joined", [1, 4], id="Joined"), MANY, PACKED])
 def test_nodes_together_read_the_data_about_once(read, documents, counts):
-    """Shards that two groups share, and those that are opened in advance for the next epoch, are read once more."""
+    """Shards that two groups share, and those that are opened in advance for the next epoch, are read once more.
+
+    Every node reads the lengths of all documents once, unless `documents` is `Joined`, because the number of predicted
+    tokens of a whole batch depends on them.
+    """
     found = {nodes: read(nodes, documents, groups=max(8, *counts)) for nodes in counts}
-    shares = {nodes: shares for nodes, (shares, _) in found.items()}
+    shares = {nodes: shares for nodes, (shares, _, _) in found.items()}
+    for _, lengths, _ in found.values():
+        assert set(lengths) == {0} if documents == "Joined" else all(1 <= each < MOST for each in lengths), lengths
     assert all(1 <= sum(each) < 1.3 for each in shares.values()), shares
     assert all(max(each) < MOST / nodes for nodes, each in shares.items()), shares
-    assert all(rows == found[1][1] for _, rows in found.values()), "each batch has the same sequences"
+    assert all(rows == found[1][2] for _, _, rows in found.values()), "each batch has the same sequences"
 
 
 def test_without_groups_each_node_reads_all_data(read):
-    shares, _ = read(2, "Joined", groups=1)
+    shares, _, _ = read(2, "Joined", groups=1)
     assert sum(shares) > 1.95
