@@ -1,7 +1,7 @@
 """Throughput of the data layer in tokens per second, from disk and from S3, compared with other libraries.
 
-    python benchmarks/data.py [--mebibytes 512] [--stored-mebibytes 512] [--runs 3] [--json FILE] [--without-peers]
-                              [--only NAME ...]
+    python benchmarks/data.py [--mebibytes 512] [--stored-mebibytes 512] [--store-speeds 100] [--runs 3] [--json FILE]
+                              [--without-peers] [--only NAME ...]
 
 All libraries read the same random tokens (two bytes each), shuffled, in sequences of 2048 and batches of 32, and return
 int64. The files were just written. The rows alternate. From disk, an epoch is measured from its second batch on:
@@ -17,6 +17,8 @@ start of Ray. With `--stored-mebibytes 2048` there are 32 shards, so shards are 
 - raw store: obstore downloads the same objects by plain GET requests, 4, 8 or 16 at the same time. The contents are
   counted and dropped.
 - the other libraries of data_peers.S3_WAYS, in their fastest variants. grain has no reader for S3 in this comparison.
+The server shares the cores with the readers. So all these rows are repeated with a store that sends at most
+`--store-speeds` MiB/s, as over a network.
 
 None of the other libraries verifies the data. All rows of other libraries and of the store run in new processes. For
 those of the store, the benchmark reports processor time and minor page faults, which leave out worker processes. If a
@@ -31,6 +33,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import datetime
 import json
 import os
@@ -46,6 +49,7 @@ from typing import Any
 
 import data_peers
 import numpy as np
+import paced_store
 import report
 from rich.console import Console
 
@@ -63,7 +67,6 @@ SWEEP_SECONDS, MOST_SECONDS = 2.0, 8.0
 """Time limits in seconds: for one pass of a variant, and for one run of a row."""
 STORED_SECONDS = 60.0
 """Time limit in seconds for one run of a row from S3."""
-COLD = f"{data_peers.CONCERTINA}, cold S3: {THREADS} threads"
 NO_RUN = (RuntimeError, subprocess.SubprocessError)
 """Errors by which a row could not run."""
 CONSOLE = Console(stderr=True)
@@ -86,6 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mebibytes", type=int, default=512)
     parser.add_argument("--stored-mebibytes", type=int, default=512, help="size of the data in S3")
+    parser.add_argument("--store-speeds", type=float, nargs="*", default=[100], help="of a limited S3, MiB/s")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--rates", type=float, nargs="*", default=[1, 5, 50], help="of the stall, Mtok/s")
     parser.add_argument("--without-peers", action="store_true")
@@ -121,34 +125,46 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, list[f
     made, stored = folder / "disk" / "set", folder / "stored" / "set"
     write(str(made), options.mebibytes)
     write(str(stored), options.stored_mebibytes)
-    with s3.serve(f"bench-data-{os.getpid()}", ["data"]) as server:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(s3.serve(f"bench-data-{os.getpid()}", ["data"]))
         os.environ.update(server.environment())
         write("s3://data/set", options.stored_mebibytes)
-        best = sweep(chosen(data_peers.WAYS, options), data_peers.Source(made), SWEEP_SECONDS, facts)
+        stores = {"cold S3": server.endpoint} | {
+            f"cold S3 at {mebibytes:g} MiB/s": stack.enter_context(paced_store.paced(server.endpoint, mebibytes))
+            for mebibytes in options.store_speeds
+        }
+        local = data_peers.Source(made)
+        best = sweep(chosen(data_peers.WAYS, options), local, SWEEP_SECONDS, facts)
         remote = data_peers.Source(stored, "s3://data")
-        best += sweep(chosen(data_peers.S3_WAYS, options), remote, STORED_SECONDS, facts)
+        best_remote = sweep(chosen(data_peers.S3_WAYS, options), remote, STORED_SECONDS, facts)
+        rows = [(f"{name}: {way}", "", name, way, local, MOST_SECONDS) for name, way in best]
+        for title, endpoint in stores.items():
+            rows += [
+                (f"{name}, {title}: {way}", endpoint, name, way, remote, STORED_SECONDS) for name, way in best_remote
+            ]
         use: dict[str, list[dict[str, float]]] = collections.defaultdict(list)
         for run in range(options.runs):
             CONSOLE.print(f"run {run + 1} of {options.runs}")
             speeds["gather (limit)"].append(speed(gather(made)))
             speeds["concertina, local"].append(speed(data_peers.read_concertina(str(made), LENGTH, BATCH, THREADS)))
             speeds["trainingjob.data, local"].append(speed(read_in_script(str(made))))
-            for name, way, source in best:
-                seconds = STORED_SECONDS if source.uri else MOST_SECONDS
-                row = f"{name}, cold S3: {way}" if source.uri else f"{name}: {way}"
+            for row, endpoint, name, way, source, seconds in rows:
+                if endpoint:
+                    os.environ["AWS_ENDPOINT_URL"] = endpoint
                 try:
                     measured = data_peers.measure(name, way, source, LENGTH, BATCH, seconds)
                 except NO_RUN as error:
                     facts.setdefault(f"{row} did not run", []).append(str(error))
                     continue
                 speeds[row].append(measured.speed)
-                if source.uri:
+                if endpoint:
                     use[row].append({**measured.use, "tokens": measured.tokens})
-    best_raw = max(
-        (statistics.median(values) for row, values in speeds.items() if row.startswith("raw store")), default=0
-    )
-    if best_raw and COLD in speeds:
-        facts["cold S3, as a share of the fastest plain GETs"] = round(statistics.median(speeds[COLD]) / best_raw, 3)
+    medians = {row: statistics.median(values) for row, values in speeds.items()}
+    for title in stores:
+        ours = medians.get(f"{data_peers.CONCERTINA}, {title}: {THREADS} threads")
+        raw = [value for row, value in medians.items() if row.startswith(f"{data_peers.RAW}, {title}:")]
+        if ours and raw:
+            facts[f"{title}, as a share of the fastest plain GETs"] = round(ours / max(raw), 3)
     facts["processor time and page faults of the rows of the store"] = use
     for rate in options.rates:
         facts[f"stall at {rate:g} Mtok/s, %"] = [round(stall(str(made), rate * 1e6), 3) for _ in range(options.runs)]
@@ -180,7 +196,7 @@ def write(uri: str, mebibytes: int) -> None:
 
 def sweep(
     table: data_peers.Table, source: data_peers.Source, most_seconds: float, facts: dict[str, Any]
-) -> list[tuple[str, str, data_peers.Source]]:
+) -> list[tuple[str, str]]:
     """Return the variants to measure: the fastest one of each library, and its variant for runs, if it has one.
 
     The first variant shuffles single sequences. The second one shuffles runs of consecutive sequences. All variants of
@@ -190,7 +206,7 @@ def sweep(
     best = []
     for name, ways in table.items():
         if name in data_peers.OURS:
-            best += [(name, way, source) for way in ways]
+            best += [(name, way) for way in ways]
             continue
         title = f"{name}, cold S3" if source.uri else name
         CONSOLE.print(f"trying the ways of {title}")
@@ -202,8 +218,8 @@ def sweep(
                 facts[f"{title}: {way} did not run in the sweep"] = str(error)
         facts["sweep"][title] = tried
         single = {way: rate for way, rate in tried.items() if way != data_peers.IN_RUNS}
-        best += [(name, way, source) for way in sorted(single, key=single.__getitem__)[-1:]]
-        best += [(name, way, source) for way in tried if way == data_peers.IN_RUNS]
+        best += [(name, way) for way in sorted(single, key=single.__getitem__)[-1:]]
+        best += [(name, way) for way in tried if way == data_peers.IN_RUNS]
     return best
 
 

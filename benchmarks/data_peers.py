@@ -380,6 +380,39 @@ def stateful(workers: int, run: int = 1) -> Way:
     return Way(read, _importing("torch", "torchdata.stateful_dataloader"))
 
 
+class WholeBatches:
+    """Data set of one file with all sequences, from which numpy takes a whole batch by one call."""
+
+    def __init__(self, file: Path, length: int) -> None:
+        self._rows = np.memmap(file, "<u2", mode="r").reshape(-1, length + 1)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitems__(self, indexes: list[int]) -> NDArray[np.uint16]:
+        return np.take(self._rows, indexes, axis=0)
+
+
+def whole_batches(workers: int) -> Way:
+    """Return a variant of StatefulDataLoader whose data set returns whole batches."""
+
+    def write(rows: Rows, out: Path) -> None:
+        with (out / "rows").open("wb") as file:
+            for row in rows:
+                file.write(row.tobytes())
+
+    written_form = WrittenForm("rows", write)
+
+    def read(source: Source, length: int, batch: int) -> Batches:
+        import torch
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        rows: Any = WholeBatches(Path(source.place(written_form.name), "rows"), length)
+        return StatefulDataLoader(rows, batch, shuffle=True, num_workers=workers, collate_fn=torch.from_numpy)
+
+    return Way(read, _importing("torch", "torchdata.stateful_dataloader"), written_form)
+
+
 def s3_connector(workers: int) -> Way:
     """Return a variant of StatefulDataLoader over S3 objects, by Amazon's connector for PyTorch.
 
@@ -541,7 +574,11 @@ WAYS: Table = {
     "mosaicml-streaming": {**{f"{count} workers": mosaic(count) for count in (0, 1, 2)}, IN_RUNS: mosaic(0, run=8)},
     "WebDataset": {**{f"{count} workers": webdataset(count) for count in (0, 1, 2)}, IN_RUNS: webdataset(0, run=8)},
     "Ray Data": {"Parquet": ray_data(), IN_RUNS: ray_data(run=8)},
-    "StatefulDataLoader": {**{f"{count} workers": stateful(count) for count in (0, 1, 2)}, IN_RUNS: stateful(0, run=8)},
+    "StatefulDataLoader": {
+        **{f"{count} workers": stateful(count) for count in (0, 1, 2)},
+        **{f"whole batches, {count} workers": whole_batches(count) for count in (0, 2)},
+        IN_RUNS: stateful(0, run=8),
+    },
 }
 """Variants that read from disk, by library."""
 CONCERTINA, RAW = "concertina", "raw store"
