@@ -172,6 +172,12 @@ CHECKS = (
         f"{RECOVERY}[survivors, compiled, copies]",
         limit_seconds=120,
     ),
+    _tests(
+        "shrink",
+        "seconds until survivors of a lost rank reduce again: by new groups, and by torch's shrink_group",
+        "tests/gpu/test_shrink.py",
+        limit_seconds=90,
+    ),
     _benchmark(
         "throughput-largest",
         "tokens a second, MFU, HFU and memory beside the plan of the largest model that fits by the plan",
