@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import urllib.error
@@ -72,7 +71,7 @@ WRITES = (
 
 def unseen_writes(cluster: LocalCluster, scraped: Scraped) -> list[float]:
     """Return how many more writes of each kind the API server has counted since the operator started."""
-    mine, others = parsed(scraped.ask()), parsed(cluster.kubectl("get", "--raw", "/metrics"))
+    mine, others = parsed(scraped.ask()), parsed(cluster.api.call("GET", "/metrics"))
     return [
         total(others, "apiserver_request_total", **labels)
         - total(
@@ -144,7 +143,7 @@ def test_a_job_is_counted_as_others_saw_it(cluster: LocalCluster, jobs: Jobs, sc
 def of_pods(cluster: LocalCluster, namespace: str) -> dict[str, Samples]:
     """Return the metrics of pods that are found by their annotations, by name, for those that answer."""
     metrics = {}
-    for pod in json.loads(cluster.kubectl("-n", namespace, "get", "pods", "-o", "json"))["items"]:
+    for pod in cluster.api.call("GET", f"/api/v1/namespaces/{namespace}/pods")["items"]:
         with contextlib.suppress(OSError, KeyError):
             annotations = {key.partition("/")[2]: value for key, value in pod["metadata"]["annotations"].items()}
             url = f"http://{pod['status']['podIP']}:{annotations['port']}{annotations['path']}"
