@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from builders import pages
 from builders.cluster import drills
 from builders.until import until
+from concertina.cli.main import app
 from concertina.demo.stage import Stage
 from concertina.drill.scenarios import SCENARIOS
 
@@ -113,11 +115,11 @@ def state(pid: int) -> str:
 
 
 def refusal(scenario: str, kubeconfig: str, *options: str) -> str:
-    command = [sys.executable, "-m", "concertina.cli", "drill", "some-job", "--scenario", scenario, *options]
-    own = {name: value for name, value in os.environ.items() if not name.startswith("CONCERTINA_DRILL_")}
-    environment = own | {"KUBECONFIG": kubeconfig}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1
+    without = dict.fromkeys(name for name in os.environ if name.startswith("CONCERTINA_DRILL_"))
+    command = ["drill", "some-job", "--scenario", scenario, *options]
+    done = CliRunner().invoke(app, command, env={"KUBECONFIG": kubeconfig, **without})
+    assert done.exit_code == 1
+    assert isinstance(done.exception, SystemExit)
     assert done.stdout == ""
     return done.stderr
 

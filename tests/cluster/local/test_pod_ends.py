@@ -184,7 +184,7 @@ while True:
 
 
 def test_pods_that_are_deleted_as_they_start_leave_no_process(pods: Pods) -> None:
-    names = [f"p{number}" for number in range(40)]
+    names = [f"p{number}" for number in range(16)]
     for number, name in enumerate(names):
         pods.create(name, f"import time; time.sleep(600)  # {pods.namespace}")
         time.sleep(number % 8 * 0.01)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import signal
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
+from builders.cluster.cli import Cli
 from builders.cluster.operator_process import Jobs, Operator
 from builders.until import until
 
@@ -63,11 +61,7 @@ def test_what_is_shown_of_a_job_that_trains_and_deleted_with_it(jobs: Jobs) -> N
     assert set(secret["data"]) == {"ca.crt", "tls.crt", "tls.key"}
     assert base64.b64decode(secret["data"]["tls.key"]).startswith(b"-----BEGIN PRIVATE KEY")
     # Members are listed as the coordinator knows them.
-    done = subprocess.run(
-        [sys.executable, "-m", "concertina.cli", "status", "a", "--members", "-n", jobs.namespace],
-        env=os.environ | {"KUBECONFIG": str(jobs.cluster.kubeconfig)},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = Cli(jobs.cluster, jobs.namespace)("status", "a", "--members")
     rows = [line.split() for line in done.stdout.splitlines()]
     assert rows == [
         ["Ranks", "Replica", "Node", "Pod", "State", "Step"],
