@@ -16,8 +16,8 @@ from simulation.mutations import MUTATIONS, Patch, Planted
 from simulation.runs.world import World, failure
 from simulation.shrink import shortest
 
-CALM = 40
-GATE, MORE = 100, 2000
+CALM = 24
+GATE, MORE = 60, 2000
 HERE = "tests/simulation/test_simulation.py"
 
 

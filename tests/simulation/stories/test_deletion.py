@@ -55,9 +55,9 @@ def test_a_held_job_gives_its_pods_back_and_loses_no_step(seeds: range) -> None:
 @pytest.mark.parametrize(
     "seeds",
     [
-        range(12),
+        range(6),
         pytest.param(
-            range(12, 200),
+            range(6, 200),
             marks=pytest.mark.long(law=f"{HERE}::test_whatever_else_fails_its_pods_go[seeds0]"),
         ),
     ],

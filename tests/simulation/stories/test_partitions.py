@@ -7,7 +7,7 @@ import pytest
 from simulation.runs.schedule import Strike
 from simulation.runs.world import World
 
-SEEDS, MORE = range(8), range(8, 50)
+SEEDS, MORE = range(4), range(4, 50)
 HERE = "tests/simulation/stories/test_partitions.py"
 ENOUGH_ROUNDS = 6
 """Maximum number of rounds: the first one, growing to full size, one without the isolated replicas, and one with
