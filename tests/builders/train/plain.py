@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import json
 from unittest import mock
 
 import numpy as np
@@ -96,9 +97,15 @@ def trained(trainer, dtype=torch.float32, nudged=False, wrong_at=None):
     """Train and return the result.
 
     With `nudged`, every initial weight is moved to the next floating-point number. With `wrong_at`, that step (from 0)
-    has the first sample of the next batch in the place of its last one.
+    has the first sample of the next batch in the place of its last one. Several bounds need the same run, which is
+    trained once.
     """
-    config = TrainerConfig.model_validate(trainer)
+    return _trained(json.dumps(trainer, sort_keys=True), dtype, nudged, wrong_at)
+
+
+@functools.cache
+def _trained(trainer, dtype, nudged, wrong_at):
+    config = TrainerConfig.model_validate(json.loads(trainer))
     model = Decoder(config.model)
     with torch.no_grad():
         for name, p in model.named_parameters():

@@ -64,7 +64,15 @@ def mean_gradient(config):
     return {name: p.grad for name, p in model.named_parameters()}, loss.item(), count
 
 
-@pytest.mark.parametrize("layout", GRADIENTS)
+CHUNKS = (
+    "tests/train/trainer/test_chats.py::test_the_gradient_is_the_mean_over_the_trained_tokens[fsdp x tensor, in chunks]"
+)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [name if name != "fsdp" else pytest.param(name, marks=pytest.mark.long(law=CHUNKS)) for name in GRADIENTS],
+)
 def test_the_gradient_is_the_mean_over_the_trained_tokens(parent, tuned, tmp_path, layout):
     world, parallelism = GRADIENTS[layout]
     config = TrainerConfig.model_validate(tuned)

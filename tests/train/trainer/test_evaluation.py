@@ -107,6 +107,17 @@ def test_the_loss_is_that_of_what_was_set_aside_and_training_goes_on_as_without(
     assert phases.index("evaluating") == phases.index("training") + 4
 
 
+@pytest.fixture(scope="module")
+def wide(evaluated):
+    """With as many heads and layers as the layouts need."""
+    return {**evaluated, "model": {**evaluated["model"], "layers": 4, "heads": 4, "kvHeads": 2}}
+
+
+@pytest.fixture(scope="module")
+def of_one_worker(folder_of_module, parent, wide):
+    return results(node.Job(folder_of_module, parent, wide).run(1))
+
+
 @pytest.mark.parametrize(
     "parallelism",
     [
@@ -120,14 +131,12 @@ def test_the_loss_is_that_of_what_was_set_aside_and_training_goes_on_as_without(
         {"tensor": 2},
     ],
 )
-def test_in_any_layout_the_losses_are_those_of_one_worker(folder, parent, evaluated, parallelism):
-    wide = {**evaluated, "model": {**evaluated["model"], "layers": 4, "heads": 4, "kvHeads": 2}}
-    job = node.Job(folder / "cut", parent, wide)
+def test_in_any_layout_the_losses_are_those_of_one_worker(folder, parent, wide, of_one_worker, parallelism):
+    job = node.Job(folder, parent, wide)
     job.environment["CONCERTINA_PARALLELISM"] = json.dumps(parallelism)
     found = results(job.run(2 * parallelism.get("tensor", 1)))
-    whole = results(node.Job(folder / "whole", parent, wide).run(1))
-    assert list(found) == list(whole) == [4, 6]
-    for step, expected in whole.items():
+    assert list(found) == list(of_one_worker) == [4, 6]
+    for step, expected in of_one_worker.items():
         assert found[step].loss == pytest.approx(expected.loss, rel=2e-4)
         assert found[step].bits_per_byte == pytest.approx(expected.bits_per_byte, rel=2e-4)
         # a token whose two largest logits are almost equal may differ

@@ -47,7 +47,12 @@ def reference(trainer):
     return mean_gradient(TrainerConfig.model_validate(trainer))
 
 
-@pytest.mark.parametrize(("world", "shares"), [(1, ()), (2, ()), (3, ()), (3, (5, 0, 2))])
+MEAN = "tests/train/trainer/test_gradients.py::test_gradients_are_the_mean_over_the_global_batch[3-shares2]"
+
+
+@pytest.mark.parametrize(
+    ("world", "shares"), [(1, ()), pytest.param(2, (), marks=pytest.mark.long(law=MEAN)), (3, ()), (3, (5, 0, 2))]
+)
 def test_gradients_are_the_mean_over_the_global_batch(parent, trainer, reference, tmp_path, world, shares):
     found = whole_gradient(parent, trainer, world, tmp_path, shares)
     check(found, *reference)
@@ -108,17 +113,21 @@ MORE = (
     "zero-bubble pipeline x copies", "async tensor", "context x async tensor", "fsdp x async tensor",
     "pipeline x tensor", "pipeline x context", "hsdp", "tensor", "context", "pipeline", "pipeline x async tensor",
 )  # fmt: skip
+IN_CHUNKS = ("fsdp x tensor", "zero-bubble pipeline")
+CHUNKS_LAW = "tests/train/trainer/test_gradients.py::test_a_loss_in_chunks_has_the_same_gradients"
+"""Test of the gate that compares all gradients in these layouts, with a loss in chunks."""
 
 
 def case(layout, tied, gate, dtype=torch.float64):
     id = f"{layout}-{'tied' if tied else 'untied'}{'' if dtype is torch.float64 else '-float32'}"
-    return pytest.param(layout, tied, dtype, id=id, marks=[] if gate else [pytest.mark.long(law=LAW)])
+    law = f"{CHUNKS_LAW}[{layout}]" if layout in IN_CHUNKS else LAW
+    return pytest.param(layout, tied, dtype, id=id, marks=[] if gate else [pytest.mark.long(law=law)])
 
 
 @pytest.mark.parametrize(
     ("layout", "tied", "dtype"),
     [
-        *(case(layout, True, gate=layout not in MORE) for layout in LAYOUTS),
+        *(case(layout, True, gate=layout not in (*MORE, *IN_CHUNKS)) for layout in LAYOUTS),
         *(case(layout, False, gate=layout == "tensor") for layout in LAYOUTS),
         case("pipeline x tensor", True, gate=True, dtype=torch.float32),
         case("fsdp x async tensor", True, gate=False, dtype=torch.float32),
@@ -186,7 +195,7 @@ def test_so_have_the_layouts_of_other_families(parent, trainer, tmp_path, family
     check(found, *mean_gradient(TrainerConfig.model_validate(changed), torch.float64))
 
 
-@pytest.mark.parametrize("layout", ["fsdp x tensor", "zero-bubble pipeline"])
+@pytest.mark.parametrize("layout", IN_CHUNKS)
 def test_a_loss_in_chunks_has_the_same_gradients(parent, trainer, tmp_path, layout):
     """In chunks of three rows, the last of which has fewer."""
     world, parallelism = LAYOUTS[layout]
@@ -199,7 +208,10 @@ def test_a_loss_in_chunks_has_the_same_gradients(parent, trainer, tmp_path, layo
     check(found, *mean_gradient(config, torch.float64))
 
 
-@pytest.mark.parametrize("how", ["Always", "Never"])
+CUT = "tests/train/trainer/test_gradients.py::test_gradients_are_the_same_whenever_they_are_cut[Always]"
+
+
+@pytest.mark.parametrize("how", ["Always", pytest.param("Never", marks=pytest.mark.long(law=CUT))])
 def test_gradients_are_the_same_whenever_they_are_cut(parent, trainer, tmp_path, how):
     changed = {**trainer, "microBatchSize": 1, "memory": {"reshardAfterForward": how}}
     found = whole_gradient(parent, changed, 4, tmp_path, parallelism={"shard": 2}, dtype=torch.float64)
