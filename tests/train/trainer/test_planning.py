@@ -425,7 +425,8 @@ def test_what_is_routed_grows_with_the_load(parent, tmp_path, layout):
 def test_depth_and_microbatches_are_a_line(monkeypatch, layout):
     parallelism = ParallelismConfig.model_validate((LAYOUTS | ROUTED)[layout])
     model = {"experts": EXPERTS} if layout in ROUTED else {}
-    deep = config(layers=14, batch=96, memory={"reshardAfterForward": "Always"}, **model)
+    layers = 14 if parallelism.pipeline > 1 else 8  # a stage with more than are run
+    deep = config(layers=layers, batch=96, memory={"reshardAfterForward": "Always"}, **model)
     by_line = planning.memory(deep, parallelism, 4, 0)
     if layout == "interleaved":
         # Which of a rank's stages is computed at the peak depends on how many microbatches there are.
@@ -479,7 +480,7 @@ def test_a_state_on_the_host_leaves_the_device(layout):
     """What is left of gradients there are those that wait for others: of copies, and of a pipeline's microbatches."""
     parallelism = ParallelismConfig.model_validate(LAYOUTS[layout])
     without, found = (
-        planning.memory(config(layers=6, memory={"reshardAfterForward": "Always", "offload": how}), parallelism, 4, 0)
+        planning.memory(config(memory={"reshardAfterForward": "Always", "offload": how}), parallelism, 4, 0)
         for how in (None, "State")
     )
     state = without.peaks[MemoryPhase.update]
@@ -495,10 +496,10 @@ def test_a_state_on_the_host_leaves_the_device(layout):
 
 
 def test_one_device_with_its_state_on_the_host():
-    found = planning.memory(
-        config(memory={"reshardAfterForward": "Always", "offload": "State"}), ParallelismConfig(), 1, 0
-    )
-    assert sum(found.host.values()) == 16 * config().model.weights
+    """Of a model of more layers than are run."""
+    deep = config(layers=6, memory={"reshardAfterForward": "Always", "offload": "State"})
+    found = planning.memory(deep, ParallelismConfig(), 1, 0)
+    assert sum(found.host.values()) == 16 * deep.model.weights
 
 
 @pytest.mark.parametrize(
@@ -595,7 +596,8 @@ FULLEST_LAW = "test_the_fullest_ranks_are_among_those_tried"
 def test_the_fullest_ranks_are_among_those_tried(schedule, layers, width):
     """Of a model whose first layer is plain, and wider than those with experts; or narrower."""
     parallelism = ParallelismConfig(pipeline=4, schedule=schedule)
-    uneven = config(layers=layers, batch=32, rows=2, hiddenDim=width, experts=EXPERTS)
+    batch = 8 if schedule == ONE_BY_ONE else 32  # 1F1B holds four microbatches, of as many as there are
+    uneven = config(layers=layers, batch=batch, rows=2, hiddenDim=width, experts=EXPERTS)
     peaks = [sum(planning.memory(uneven, parallelism, 4, rank).peak.values()) for rank in range(4)]
     assert max(peaks[rank] for rank in planning.fullest(uneven, parallelism, 4)) == max(peaks)
 

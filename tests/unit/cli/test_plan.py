@@ -223,8 +223,9 @@ def test_without_torch_it_says_how_to_measure_in_the_trainers_image(
 
 
 def test_json_has_names_that_stay_and_memory_as_the_trainers_image_measures_it(
-    environments: tuple[list[str], list[str]], file: Path
+    environments: tuple[list[str], list[str]], tmp_path: Path
 ) -> None:
+    file = written(tmp_path, trainer={**TRAINER, "model": {**MODEL, "layers": 2}})
     python = " ".join(environments[1])
     measured = json.loads(without_torch(environments, file, "--replicas", 2, "-o", "json", "--python", python))
     assert measured.keys() == {"job", "validReplicas", "settings", "remedies", "sizes"}
