@@ -64,6 +64,14 @@ HERE = "tests/train/trainer/test_hf.py"
 LAW, TENSOR_LAW = (f"{HERE}::test_gradients_are_those_of_transformers[{case}]" for case in ("gpt2-3", "qwen3-tensor"))
 
 
+@pytest.fixture(scope="module")
+def parent():
+    """Return a parent that has imported transformers, which would take each worker more time than its steps."""
+    parent = node.Parent("workers.preload_transformers")
+    yield parent
+    parent.close()
+
+
 def made(kind, folder):
     """Save a random model in a folder, and return it."""
     torch.manual_seed(3)
@@ -99,7 +107,7 @@ def test_gradients_are_those_of_transformers(parent, trainer, tmp_path, kind, wo
     loss.backward()
     size, parallelism = WORLDS[world]
     found = whole_gradient(parent, changed, size, tmp_path, parallelism=parallelism)
-    found["late"] = []  # transformers is imported by each worker
+    found["late"] = []  # transformers imports a model's module when the model is built
     check(found, {name: p.grad for name, p in model.named_parameters()}, loss.item())
 
 
