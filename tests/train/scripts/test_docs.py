@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from builders.programs import SEARCH_PATH
+from builders.train import forked
+from builders.train.node import Parent
 from concertina.api.parse import parse_spec
 from concertina_trainer.data.build.build import build
 
@@ -38,6 +40,12 @@ def run(folder: Path, script: Path, *arguments: str) -> str:
     return done.stdout
 
 
+def run_in_forks(parent: Parent, folder: Path, script: Path) -> str:
+    done = forked.run(parent, folder, 2, script)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -45,19 +53,21 @@ def run(folder: Path, script: Path, *arguments: str) -> str:
         for i, text in enumerate(WHOLE)
     ],
 )
-def test_a_script_runs_and_goes_on_where_it_ended(text, tmp_path):
+def test_a_script_runs_and_goes_on_where_it_ended(text, parents, tmp_path):
+    """It begins in forks of a process that has imported torch, and goes on under torchrun."""
     path = tmp_path / "script.py"
     if TOKENS in text:
         list(build([ROOT / "docs" / name for name in NAMES], str(tmp_path / "tokens")))
         text = text.replace(TOKENS, str(tmp_path / "tokens"))
     trained: list[set[int]] = []
     for steps in (20, 30):
+        first = not trained
         told = text.replace("steps = 200", f"steps = {steps}")
         told = re.sub(
             r"^( +)loss\.backward", r"\1print(f'step {step}.', flush=True)\n\1loss.backward", told, flags=re.M
         )
         path.write_text(told)
-        out = run(tmp_path, path)
+        out = run_in_forks(parents["loops.preload"], tmp_path, path) if first else run(tmp_path, path)
         assert all(f"rank {rank} is through" in out for rank in (0, 1))
         trained.append(set(map(int, re.findall(r"step (\d+)\.", out))))
     assert trained == [set(range(20)), set(range(20, 30))]

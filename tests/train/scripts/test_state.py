@@ -100,7 +100,7 @@ def test_what_no_memory_holds_comes_back_from_storage_and_the_end_is_in_it(folde
                 replica.kill()
                 for kind in ("snapshots", "copies", "fetched"):
                     shutil.rmtree(replica.folder / kind, ignore_errors=True)
-                replica.start()
+            job[1].start()
             await job.begin(2, job[1])
             report = await job.until(job[1], lambda r: r.round == 2 and r.progress is not None, "did not go on")
             assert (report.progress.restored_step >= 20, report.progress.restored_from) == (True, "Storage")

@@ -194,13 +194,12 @@ def test_what_can_not_be_kept_is_said(run, tmp_path, text, sentence):
 
 def test_snapshots_do_not_become_rarer_as_a_run_goes_on(run, tmp_path):
     text = """
+        import time
         from pathlib import Path
         model = torch.nn.Linear(512, 512)
         state, seen, halves = trainingjob.State(model=model, overhead=0.1), set(), []
         for step in range(state.restore(), 400):
-            x = torch.randn(256, 512)
-            for _ in range(3):
-                model(x).sum().backward()
+            time.sleep(0.01)
             state.commit(step)
             slots = Path("checkpoints").glob("round-1/shard-0/slot-?.json")
             seen |= {(each, each.stat().st_mtime_ns) for each in slots}

@@ -24,7 +24,13 @@ SCRIPTS = {
         print({name: value for name, value in sorted(os.environ.items()) if name != "_"})
         print(os.getsid(0) == os.getpid() == os.getpgid(0), os.umask(0o22), os.nice(0))
     """,
-    "its stack": """
+    "signals, stack, modules, pickles, warnings and subprocesses": """
+        import signal
+        print({n.name: str(signal.getsignal(n)) for n in signal.valid_signals() if isinstance(n, signal.Signals)})
+        print(signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.set_wakeup_fd(-1))
+        lines = open("/proc/self/status").read().splitlines()
+        # SigQ counts what all processes of the user have queued.
+        print([line for line in lines if line.startswith(("Sig", "Shd", "Thr")) and "SigQ" not in line])
         import inspect, traceback
         traceback.print_stack()
         print(len(inspect.stack()), sys.getrecursionlimit())
@@ -34,14 +40,21 @@ SCRIPTS = {
             except RecursionError:
                 return n
         print(deeper(0))
-    """,
-    "signals": """
-        import signal
-        print({n.name: str(signal.getsignal(n)) for n in signal.valid_signals() if isinstance(n, signal.Signals)})
-        print(signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.set_wakeup_fd(-1))
-        lines = open("/proc/self/status").read().splitlines()
-        # SigQ counts what all processes of the user have queued.
-        print([line for line in lines if line.startswith(("Sig", "Shd", "Thr")) and "SigQ" not in line])
+        import beside
+        print(beside.VALUE, beside.__file__)
+        import dataclasses, pickle
+        @dataclasses.dataclass
+        class Point:
+            x: int
+        data = pickle.dumps([Point(1), Point])
+        print(data, pickle.loads(data), Point.__module__, sys.modules["__main__"].Point is Point)
+        import warnings
+        warnings.warn("old", DeprecationWarning)
+        warnings.warn("once")
+        import subprocess
+        print(subprocess.run([sys.executable, "-c", "import sys, os; print(sys.path, os.environ.get('PYTHONPATH'))"],
+              capture_output=True, text=True).stdout)
+        print(subprocess.run("echo $RANK; exit 3", shell=True).returncode)
     """,
     "ended by SIGTERM": "import signal; print('before'); os.kill(os.getpid(), signal.SIGTERM); print('after')",
     "ended by SIGINT": "import signal; print('before'); os.kill(os.getpid(), signal.SIGINT); print('after')",
@@ -72,14 +85,6 @@ SCRIPTS = {
         print(threading.current_thread().name, threading.main_thread().ident == threading.get_ident())
         print(threading.active_count(), "main ends")
     """,
-    "pickles of its own classes": """
-        import dataclasses, pickle
-        @dataclasses.dataclass
-        class Point:
-            x: int
-        data = pickle.dumps([Point(1), Point])
-        print(data, pickle.loads(data), Point.__module__, sys.modules["__main__"].Point is Point)
-    """,
     "three ways of multiprocessing": """
         import multiprocessing
         def double(x):
@@ -91,12 +96,6 @@ SCRIPTS = {
                 with multiprocessing.get_context(method).Pool(2) as pool:
                     print(method, pool.map(double, range(3)), multiprocessing.current_process())
     """,
-    "a subprocess": """
-        import subprocess
-        print(subprocess.run([sys.executable, "-c", "import sys, os; print(sys.path, os.environ.get('PYTHONPATH'))"],
-              capture_output=True, text=True).stdout)
-        print(subprocess.run("echo $RANK; exit 3", shell=True).returncode)
-    """,
     "faulthandler": """
         import faulthandler
         faulthandler.enable()
@@ -105,10 +104,9 @@ SCRIPTS = {
             faulthandler._sigsegv()
         crash()
     """,
-    "a module beside it": "import beside\nprint(beside.VALUE, beside.__file__)",
-    "what has been warned of": "import warnings; warnings.warn('old', DeprecationWarning); warnings.warn('once')",
-    "random numbers are not those of others": """
+    "threads of numpy, and random numbers that are not those of others": """
         import random, numpy
+        print(len(os.listdir("/proc/self/task")))
         drawn = [str(random.random()), str(numpy.random.rand())]
         print([each in open("seen").read() for each in drawn])
         open("seen", "a").write(" ".join(drawn))
@@ -137,7 +135,6 @@ SCRIPTS = {
         Cycle()
         print(gc.collect() > 0, any(type(each) is Cycle for each in gc.get_objects()))
     """,
-    "threads of numpy": "import numpy; print(len(os.listdir('/proc/self/task')))",
     "variables set before an import": """
         os.environ["OPENBLAS_NUM_THREADS"] = "1"
         import numpy
@@ -163,8 +160,15 @@ LAW = "tests/train/scripts/test_warm_start.py::test_a_script_is_run_as_if_starte
 OTHER_PYTHON = "tests/train/scripts/test_warm_start.py::test_the_users_python_may_be_another_than_the_agents"
 
 
+EXITS = ("exit of nothing",)
+"""Ways to end that differ from another one of the gate in the exit code alone."""
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long(law=LAW)] if name in MORE else []) for name in SCRIPTS]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long(law=LAW)] if name in (*MORE, *EXITS) else []) for name in SCRIPTS
+    ],
 )
 def test_a_script_is_run_as_if_started_plainly(name, place):
     written(place, SCRIPTS[name])
