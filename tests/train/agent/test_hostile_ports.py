@@ -198,12 +198,21 @@ async def strangers(job, stack, agent):
 TROUBLES = (half_open, slow, lines, never_reads, connections, endless, cut, strangers)
 
 
-@pytest.mark.parametrize("trouble", TROUBLES, ids=lambda trouble: trouble.__name__)
-def test_an_agent_goes_on_and_lets_go(folder, trouble):
+def test_an_agent_goes_on_and_lets_go(folder):
+    """One agent has all kinds of trouble, one after the other."""
+
     async def body():
         async with training(folder) as job:
-            with contextlib.ExitStack() as stack:
-                await trouble(job, stack, Connector(tls.client_context(folder / "identity"), UID))
+            before = files(job[0])
+            for trouble in TROUBLES:
+                with contextlib.ExitStack() as stack:
+                    await trouble(job, stack, Connector(tls.client_context(folder / "identity"), UID))
+                await serves(job)
+                await until_async(
+                    lambda: files(job[0]) <= before,
+                    f"descriptors given back after {trouble.__name__}",
+                    lambda: (before, files(job[0])),
+                )
 
     asyncio.run(body())
 

@@ -41,10 +41,10 @@ def test_one_run_through_rounds_and_a_new_coordinator_has_each_step_once(folder,
             # An agent that exits waits at most 20 s for its tracking process, which has a low priority: on a busy
             # machine, that process needs longer for its imports. So wait until both coordinators have sent all records,
             # the first one before it is lost.
-            await until_async(lambda: sent(job[0]), "sent records", lambda: job[0].log()[-1000:])
+            await until_async(lambda: sent(job[0]), "sent records", lambda: job[0].log()[-1000:], pause=0.2)
             job[0].kill()
             await job.until(job[1], lambda r: r.failures)
-            await until_async(lambda: sent(job[1]), "sent records", lambda: job[1].log()[-1000:])
+            await until_async(lambda: sent(job[1]), "sent records", lambda: job[1].log()[-1000:], pause=0.2)
             prepared = await job.prepare(3, job[1])
             await job.assign(job.assignment(prepared, newest_complete(prepared)))
             await job.until(job[1], lambda r: r.state == "succeeded", "never succeeded")
