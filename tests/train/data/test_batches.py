@@ -95,7 +95,7 @@ def in_its_order(reader, rows):
     return sorted(rows) if reader.mode == "Bucketed" else rows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     size=st.integers(1, 20), micro=st.integers(1, 5), world=st.integers(1, 9), at=st.integers(0, 700),
     fixed=st.booleans(),
@@ -110,7 +110,7 @@ ROUNDS = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 4), st.integers(0,
 made, where only an older checkpoint is left."""
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(size=st.integers(1, 13), micro=st.integers(1, 5), fixed=st.booleans(), rounds=ROUNDS)
 def test_any_schedule_of_kills_and_resizes_consumes_what_an_uninterrupted_run_does(reader, size, micro, fixed, rounds):
     step, history = 0, {}

@@ -16,7 +16,7 @@ from concertina_trainer.data.read.mixture import Interleave
 counts = st.lists(st.integers(0, 40), min_size=1, max_size=2 * WINDOW + 3).filter(any)
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
 def test_permute_is_a_permutation_and_the_same_in_integers(size, key):
     permuted = permute(np.arange(size), size, key).tolist()
@@ -39,7 +39,7 @@ def turns(draw):
     return Interleave(weights, draw(st.integers(1, 20))).turns(draw(st.integers(0, len(weights) - 1)))
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(counts=counts, seed=st.integers(0, 2**63 - 1), start=st.integers(0, 5000), turns=turns())
 def test_the_order_is_the_same_in_integers(counts, seed, start, turns):
     """A script and the bundled trainer read the same order."""
@@ -50,7 +50,7 @@ def test_the_order_is_the_same_in_integers(counts, seed, start, turns):
     assert one.epoch_size == many.epoch_size
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(counts=counts, seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 5), turns=turns())
 def test_an_epoch_has_every_sequence_once(counts, seed, epoch, turns):
     order = BatchOrder(counts, seed, turns)
@@ -59,7 +59,7 @@ def test_an_epoch_has_every_sequence_once(counts, seed, epoch, turns):
     assert visited == [(shard, index) for shard, count in enumerate(counts) for index in range(count)]
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(counts=counts, seed=st.integers(0, 2**31 - 1), turns=turns(), data=st.data())
 def test_any_position_is_found_by_itself(counts, seed, turns, data):
     order = BatchOrder(counts, seed, turns)
@@ -90,7 +90,7 @@ def test_a_reader_needs_no_more_than_a_window_of_shards_at_once(counts, seed, gr
         assert in_use.cumsum().max() <= max(1, WINDOW // groups)
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(counts=counts, seed=st.integers(0, 2**31 - 1), turns=turns(), data=st.data())
 def test_shards_are_expected_before_they_are_needed(counts, seed, turns, data):
     """A reader of some groups is told all shards that it needs next, and no shard that it never needs."""
