@@ -166,9 +166,7 @@ EXITS = ("exit of nothing",)
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.long(law=LAW)] if name in (*MORE, *EXITS) else []) for name in SCRIPTS
-    ],
+    [pytest.param(name, marks=[pytest.mark.long(law=LAW)] if name in (*MORE, *EXITS) else []) for name in SCRIPTS],
 )
 def test_a_script_is_run_as_if_started_plainly(name, place):
     written(place, SCRIPTS[name])

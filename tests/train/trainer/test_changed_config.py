@@ -8,8 +8,7 @@ from concertina_protocol.worker_channel import BAD_INPUT_EXIT
 
 STEP = 4
 MODEL = pytest.mark.long(
-    law="tests/train/trainer/test_changed_config.py"
-    "::test_another_model_order_of_data_or_optimizer_is_refused_for_good"
+    law="tests/train/trainer/test_changed_config.py::test_another_model_order_of_data_or_optimizer_is_refused_for_good"
 )
 
 

@@ -237,9 +237,7 @@ NOT_CONTINUED = pytest.mark.long(law=f"{FILE}::test_the_state_of_another_model_i
     ("change", "sentence"),
     [
         ({"dim": 48}, "dim is 32, and spec.trainer.model.dim is 48: set it to 32"),
-        pytest.param(
-            {"layers": 1}, "layers is 2, and spec.trainer.model.layers is 1: set it to 2", marks=NOT_FITTING
-        ),
+        pytest.param({"layers": 1}, "layers is 2, and spec.trainer.model.layers is 1: set it to 2", marks=NOT_FITTING),
         pytest.param({"heads": 1}, "heads is 2, and spec.trainer.model.heads is 1: set it to 2", marks=NOT_FITTING),
         ({"ropeTheta": 5e5}, "ropeTheta is 10000.0, and spec.trainer.model.ropeTheta is 500000.0: set it to 10000.0"),
     ],
