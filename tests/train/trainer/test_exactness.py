@@ -55,14 +55,12 @@ def longer(trainer):
     return {**trainer, "steps": STEPS, "globalBatchSize": 15}
 
 
-LAW = "tests/train/trainer/test_exactness.py::test_bitwise_every_loss_and_weight_is_the_same[in process]"
-
-
-@pytest.mark.parametrize(
-    "stays", [pytest.param(True, id="in process"), pytest.param(False, id="forked", marks=pytest.mark.long(law=LAW))]
-)
+@pytest.mark.parametrize("stays", [pytest.param(True, id="in process"), pytest.param(False, id="forked")])
 def test_bitwise_every_loss_and_weight_is_the_same(folder, parent, longer, stays):
     check_bits(folder, parent, longer, stays)
+
+
+LAW = "tests/train/trainer/test_exactness.py::test_bitwise_every_loss_and_weight_is_the_same[in process]"
 
 
 @pytest.mark.long(law=LAW)
@@ -85,10 +83,9 @@ def check_bits(folder, parent, longer, stays, **optimizer):
 
 
 def test_interrupted_and_resized_the_loss_differs_by_rounding_alone(folder, parent, longer):
-    """In each round, all processes are new."""
     bound = plain.rounding_bound(longer)
     assert bound < plain.wrong_sample(longer)
     _, expected = uninterrupted(folder / "a", parent, longer)
-    _, losses, positions = interrupted(folder / "b", parent, longer, bound)
+    _, losses, positions = interrupted(folder / "b", parent, longer, bound, stays=True)
     assert positions == {step: 15 * step for step in range(1, STEPS + 1)}
     assert losses == pytest.approx(expected, rel=bound)

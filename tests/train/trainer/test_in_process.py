@@ -74,7 +74,7 @@ def used(pid: int) -> tuple[int, int, int]:
 @pytest.mark.parametrize(
     "rounds",
     [
-        12,
+        20,
         pytest.param(
             200, marks=pytest.mark.long(law="tests/train/trainer/test_in_process.py::test_rounds_leave_nothing_behind")
         ),
