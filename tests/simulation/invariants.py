@@ -11,7 +11,7 @@ from concertina.api.status import JobStatus, unix_seconds
 from concertina.api.world import Claim
 from concertina.plan.actions import CreatePod, DeletePod
 from concertina.plan.facts import sizes
-from concertina.plan.observed import Call, PodPhase, PodView
+from concertina.plan.observed import Call, ConnectionRefusal, JobObservation, PodPhase, PodView
 from concertina.plan.state.restore import void
 from concertina_agent.core.states import OwnState
 from simulation.faults.lies import FAR, LIE
@@ -127,6 +127,39 @@ class Invariants:
         """
         if isinstance(reply, p.Prepared | p.Accepted) and (reply.round, reply.claim) != (call.round, call.claim):
             raise Violation(f"an answer for {reply.claim} of round {reply.round} counts for {call.claim}: {reply}")
+
+    def answering(self, process: AgentProcess, message: p.Message) -> None:
+        """Check that an agent answers a Prepare only when its workers are out of the earlier round.
+
+        Until then, a worker that stays may still save a state, which the answer would not name.
+
+        Raises:
+            Violation: If it does not hold.
+        """
+        if isinstance(message, p.Prepared) and process.inside is not None:
+            raise Violation(
+                f"{process.replica} answers for round {message.round} while its workers are in {process.inside.round}"
+            )
+
+    def committing(self, observed: JobObservation, status: JobStatus) -> None:
+        """Check that no replica becomes a member that has died after its answer, as far as this operator has heard.
+
+        Raises:
+            Violation: If it does not hold.
+        """
+        world = status.world
+        if world.round == observed.job.status.world.round or self.lies:
+            return
+        running = {pod.name for pod in observed.pods if pod.phase is PodPhase.RUNNING}
+        for member in world.members:
+            view = observed.agent(member.replica)
+            if member.replica not in running:
+                raise Violation(f"round {world.round} has {member.replica}, which does not run")
+            if not view.connected and view.refusal is ConnectionRefusal.NOT_LISTENING:
+                raise Violation(f"round {world.round} has {member.replica}, where no agent listens any more")
+            report = view.report if view.connected else None
+            if report and report.instance != member.instance and report.round >= world.round:
+                raise Violation(f"round {world.round} has {member.replica}, whose agent was restarted after its answer")
 
     def lied(self, process: AgentProcess) -> None:
         self.lies.add(process.replica)
@@ -292,6 +325,12 @@ class Invariants:
             raise Violation(f"{process.replica} starts round {assign.round}, which is not committed like that")
         if process.core.seen != (assign.round, assign.claim):
             raise Violation(f"{process.replica} starts round {assign.round} and has seen {process.core.seen}")
+        if process.instance not in {member.instance for member in assign.members}:
+            raise Violation(f"{process.replica} starts round {assign.round} in the place of a process that has died")
+        if process.inside is not None:
+            raise Violation(
+                f"{process.replica} starts round {assign.round} while its workers are in {process.inside.round}"
+            )
         claim = self.world.status.world.claim
         if claim is not None and claim.round == assign.round:  # A zombie process may start a round that ended long ago.
             self._restorable(assign)

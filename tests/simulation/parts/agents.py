@@ -14,6 +14,7 @@ from concertina_agent.core.agent_state import AgentState
 from concertina_protocol import worker_channel as w
 from simulation.parts.clock import Violation
 from simulation.parts.collective import Collective
+from simulation.parts.lineage import Lineage
 
 if TYPE_CHECKING:
     from simulation.parts.cluster import SimPod
@@ -49,6 +50,12 @@ class AgentProcess:
         """Function that falsifies the agent's reports, if the agent lies."""
         self.collective: Collective | None = None
         self.ranks: tuple[int, ...] = ()
+        self.inside: Collective | None = None
+        """Round that the workers have been told to leave, until they are out of it."""
+        self.out_at = 0.0
+        """Time at which the workers are out of that round."""
+        self.live: Lineage | None = None
+        """Weights that surviving workers still have. A round must not continue from them."""
         self.watchers: dict[OperatorProcess, float] = {}
         """Arrival time of the last line, for each stream to an operator."""
         self._members: dict[str, AgentProcess] = {}
@@ -133,6 +140,7 @@ class AgentProcess:
         self.clock.after(network.delay(), asked.ask, message, answered)
 
     def _reply(self, effect: e.Reply) -> None:
+        self.world.invariants.answering(self, effect.message)
         if answered := self._requests.pop(effect.request, None):
             answered(effect.message)
 
@@ -178,11 +186,19 @@ class AgentProcess:
         self.pod.seen = (effect.round, effect.claim)
 
     def _kill(self, effect: e.KillWorkers) -> None:
+        run, late = self.collective, self.world.starved.get(self.host, 0.0)
+        if run is not None:
+            self.inside, self.out_at = run, self.clock.now
+            late += self.world.survivors.leave(self, run, effect.round)
         self._end_round()
-        late = self.world.starved.get(self.host, 0.0)
-        self.clock.after(self.clock.between(0.002, 0.03) + late, self._gone, effect.round)
+        # A second Prepare does not hurry workers that are on their way out.
+        self.out_at = max(self.out_at, self.clock.now + self.clock.between(0.002, 0.03) + late)
+        self.clock.after(self.out_at - self.clock.now, self._gone, effect.round, self.out_at)
 
-    def _gone(self, round: int) -> None:
+    def _gone(self, round: int, out_at: float) -> None:
+        if out_at == self.out_at:
+            self.inside = None
+            self.pod.unfinished.clear()
         self.handle(e.WorkersGone(round, self.pod.held()))
 
     def _end_round(self) -> None:

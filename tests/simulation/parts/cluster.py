@@ -58,13 +58,21 @@ class SimPod:
     seen: tuple[int, str] = (0, "")
     volume: dict[tuple[p.SnapshotId, int], Lineage] = dataclasses.field(default_factory=dict)
 
+    unfinished: dict[tuple[p.SnapshotId, int], Lineage] = dataclasses.field(default_factory=dict)
+    """Files that are being written. Nobody holds such a shard."""
+
     damaged: set[tuple[p.SnapshotId, int]] = dataclasses.field(default_factory=set)
     """Damaged files, which nobody knows of before they are read."""
 
     discarded: set[tuple[p.SnapshotId, int]] = dataclasses.field(default_factory=set)
     """Files that were found to be damaged."""
 
+    def begin(self, id: p.SnapshotId, shard: int, data: Lineage) -> None:
+        """Begin to write a shard. `data` is what the file contains until it is complete."""
+        self.unfinished[(id, shard)] = data
+
     def keep(self, id: p.SnapshotId, shard: int, data: Lineage) -> None:
+        self.unfinished.pop((id, shard), None)
         self.volume[(id, shard)] = data
         self.damaged.discard((id, shard))
 

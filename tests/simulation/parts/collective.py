@@ -13,12 +13,12 @@ from concertina_trainer.errors import RollBack
 from simulation.parts.clock import Violation, changed
 from simulation.parts.judging import USUAL, Judge
 from simulation.parts.lineage import FRESH, Lineage, check_lineage, steps_of
+from simulation.parts.survivors import LOST
 
 if TYPE_CHECKING:
     from simulation.parts.agents import AgentProcess
     from simulation.runs.world import World
 
-LOST = ("Connection closed by peer",)
 AFTER_THE_CULPRIT = 0.5
 """Seconds by which `worker` lets the rank with the corruption report first."""
 CONNECT = 10.0
@@ -42,6 +42,10 @@ class Collective:
         self._durable: p.Durable | None = None
         """Checkpoint that rank 0 found to continue from, if not every one under LATEST is good."""
         self.broken = self.over = self.stepping = False
+        self.delayed = False
+        """Whether the step in progress could not end when it was due, because the workers wait for one of them."""
+        self.parted = False
+        """Whether the round broke, so that each surviving worker has ended the step in progress by itself."""
         self.stopped: dict[str, float] = {}
         """Time until which the workers of a member are stopped (SIGSTOP), by member."""
         self.hung: dict[str, float] = {}
@@ -75,7 +79,7 @@ class Collective:
             raise Violation(f"members of round {self.round} start from different states: {lineage}, {self.lineage}")
         if self.lineage is None:
             self.world.rollbacks.restored(self.round, lineage)
-        self.lineage = lineage
+        self.lineage, process.live = lineage, None
         self.here[process.replica] = process
         self.moved_at = self.clock.now
         self._meet(process, self.clock.now + CONNECT)
@@ -138,7 +142,7 @@ class Collective:
             self._snapshot(steps_of(self.lineage), durable=True, complete=True)
             self._stop("complete")
             return
-        self.stepping, self.begun = True, self.clock.now
+        self.stepping, self.delayed, self.begun = True, False, self.clock.now
         slowest = max(self._work(process) for process in self.here.values())
         self.clock.after(slowest * self.clock.between(0.9, 1.1), self._finish_step)
 
@@ -150,13 +154,8 @@ class Collective:
         self.stepping = False
         if self.broken or self.over:
             return
-        if any(until > self.clock.now for held in (self.stopped, self.hung) for until in held.values()):
-            self.stepping = True
-            self.clock.after(0.3, self._finish_step)
-            return
-        hosts, talk = [process.host for process in self.here.values()], self.world.network.talk
-        if any(not talk(hosts[0], host) for host in hosts):
-            self.stepping = True
+        if self.held_up:
+            self.stepping = self.delayed = True
             self.clock.after(0.3, self._finish_step)
             return
         self.moved_at = self.clock.now
@@ -169,6 +168,24 @@ class Collective:
             self._give_up(error)
         else:
             self._try_step() if left_out else self._stepped()
+
+    @property
+    def held_up(self) -> bool:
+        """True if the step in progress can't end now, because a worker stands still or can't be reached."""
+        if any(until > self.clock.now for held in (self.stopped, self.hung) for until in held.values()):
+            return True
+        hosts, talk = [process.host for process in self.here.values()], self.world.network.talk
+        return any(not talk(hosts[0], host) for host in hosts)
+
+    def trained_ahead(self) -> Lineage | None:
+        """Return the state after the step in progress, which the round itself does not reach; None if there is none."""
+        before = self.lineage
+        try:
+            left_out = self._train()
+        except (RollBack, InvalidInput, FloatingPointError):
+            return None
+        after, self.lineage = self.lineage, before
+        return None if left_out else after
 
     def _train(self) -> str:
         """Train one batch, or return why it is skipped."""
@@ -193,7 +210,7 @@ class Collective:
         last = step >= self.world.steps
         stop = "complete" if last else "drained" if self.drain else ""
         durable = last or (self.drain is not None and self.drain.durable) or step % self.world.checkpoint_every == 0
-        if stop or durable or self._slot_free():
+        if stop or durable or self.slot_free:
             self._snapshot(step, durable, last)
         self._progress(step)
         if stop:
@@ -201,11 +218,15 @@ class Collective:
         else:
             self._try_step()
 
-    def _slot_free(self) -> bool:
+    @property
+    def slot_free(self) -> bool:
         return len(self.snapshots) < 2 or min(self.copied.values()) >= self.snapshots[-2]
 
+    def id_of(self, step: int) -> p.SnapshotId:
+        return p.SnapshotId(self.round, step, f"{self.shards} shards", self.shards)
+
     def _snapshot(self, step: int, durable: bool, complete: bool) -> None:
-        id = p.SnapshotId(self.round, step, f"{self.shards} shards", self.shards)
+        id = self.id_of(step)
         self.snapshots.append(step)
         for process in list(self.here.values()):
             for rank in process.ranks:
@@ -213,8 +234,11 @@ class Collective:
                 process.handle(e.WorkerMessage(self.round, rank, w.Committed(id, rank, "")))
                 if durable:
                     process.handle(e.WorkerMessage(self.round, rank, w.WantDurable(id, rank, "", complete)))
-            if copier := self.copiers.get(process.replica):
-                self.clock.after(self.clock.between(0.005, 0.05), self._copy, process, copier, id)
+            self.copy_soon(process, id)
+
+    def copy_soon(self, process: AgentProcess, id: p.SnapshotId) -> None:
+        if copier := self.copiers.get(process.replica):
+            self.clock.after(self.clock.between(0.005, 0.05), self._copy, process, copier, id)
 
     def _copy(self, source: AgentProcess, copier: AgentProcess, id: p.SnapshotId) -> None:
         if not source.alive or not copier.alive or copier.collective is not self or source.collective is not self:
@@ -292,6 +316,7 @@ class Collective:
         if self.over or self.broken:
             return
         self.broken = True
+        self.world.survivors.end_step(self, process)
         for other in list(self.here.values()):
             if self.world.network.reaches(process.host, other.host) and self.clock.chance(0.7):
                 self.clock.after(self.clock.between(0.01, 0.3), self._lost_peer, other)

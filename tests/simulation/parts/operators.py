@@ -183,6 +183,7 @@ class OperatorProcess:
         made = self._plan(observed)
         if made.only_numbers:
             self._decides_the_same(observed, made)
+        self.world.invariants.committing(observed, made.status)
         if made.status is observed.job.status or made.status == observed.job.status:
             self._apply(made, list(made.actions))
         else:

@@ -20,6 +20,7 @@ from simulation.parts.lineage import steps_of
 from simulation.parts.network import Network
 from simulation.parts.operators import OperatorProcess
 from simulation.parts.storage import Storage
+from simulation.parts.survivors import Stay, Survivors
 from simulation.rollbacks import Rollbacks
 from simulation.runs.job import job_spec
 from simulation.runs.schedule import SPAN, Schedule, Strike, draw
@@ -43,6 +44,7 @@ class World:
         rivalry: Rivalry | None = None,
         parallelism: Mapping[str, int] | None = None,
         key: str = "",
+        stay: Stay | None = None,
     ) -> None:
         """Create the world of a seed.
 
@@ -52,6 +54,7 @@ class World:
             rivalry: Competition with other jobs for the cluster.
             parallelism: Parallelism of a larger job, in blocks.
             key: Id of the operators' master key.
+            stay: Whether workers outlive their rounds, instead of what the seed draws.
         """
         self.key = key
         self.seed, self.rivalry = seed, rivalry
@@ -62,6 +65,7 @@ class World:
         self.network = rivalry.network if rivalry else Network(self.clock)
         self.storage = Storage(self.clock, self.uid)
         self.invariants = Invariants(self)
+        self.survivors = Survivors(self, seed, salt, stay)
         self.rollbacks = Rollbacks(self)
         self.spoilt: dict[int, float] = {}
         """Loss of a batch that contains a sample, by the sample's position."""
@@ -214,7 +218,8 @@ class World:
     def story(self, last: int = 60) -> str:
         lines = [f"{at - START:8.3f}  {text}" for at, text in self.clock.story[-last:]]
         size = f"{self.replicas} replicas, at least {self.cluster.spec.min_replicas}, {self.workers} workers each"
-        return "\n".join([f"seed {self.seed}: {size}, {self.steps} steps", *lines])
+        stay = f"survivors: {self.survivors.stay.name}"
+        return "\n".join([f"seed {self.seed}: {size}, {self.steps} steps, {stay}", *lines])
 
 
 class Failure(NamedTuple):
@@ -225,9 +230,11 @@ class Failure(NamedTuple):
     """Whether an invariant detected the failure, and no other error was raised."""
 
 
-def failure(seed: int, calm: bool = False, schedule: Schedule | None = None, salt: int = 0) -> Failure | None:
+def failure(
+    seed: int, calm: bool = False, schedule: Schedule | None = None, salt: int = 0, stay: Stay | None = None
+) -> Failure | None:
     """Return the failure of a run, or None if every invariant held."""
-    world = World(seed, calm, schedule, salt)
+    world = World(seed, calm, schedule, salt, stay=stay)
     try:
         world.run()
     except Violation as violation:
