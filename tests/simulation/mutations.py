@@ -26,13 +26,18 @@ from concertina.plan.pods import pod_backoff as backoff
 from concertina.plan.recovery import causes, escalation
 from concertina.plan.rounds import claims, commits, growth, holders
 from concertina.plan.state import restore
+from concertina_agent.core import events as e
+from concertina_agent.core import machine
 from concertina_agent.core.agent_state import AgentState
 from concertina_agent.core.round import stragglers, watchdog
-from concertina_agent.core.steps import storage
-from concertina_protocol import Restore
-from simulation.parts.cluster import Cluster
+from concertina_agent.core.steps import preparing, storage, worker_steps
+from concertina_protocol import HeldSnapshot, Restore, SnapshotId
+from simulation.parts import operators
+from simulation.parts.cluster import Cluster, SimPod
+from simulation.parts.collective import Collective
 from simulation.parts.storage import Storage
-from simulation.runs.schedule import Strike
+from simulation.parts.survivors import Stay
+from simulation.runs.schedule import Strike, twice
 from simulation.runs.world import Failure, failure
 
 Patch = pytest.MonkeyPatch
@@ -44,6 +49,16 @@ def agent_accepts_lower_rounds(patch: Patch) -> None:
 
 def plan_mixes_snapshot_ids(patch: Patch) -> None:
     """Take shards of any step for the newest step."""
+    _mix(patch, lambda id, newest: True)
+
+
+def shards_one_step_apart_are_mixed(patch: Patch) -> None:
+    """Take shards of the step before the newest one for the newest step."""
+    _mix(patch, lambda id, newest: (id.round, id.shards, id.step + 1) == (newest.round, newest.shards, newest.step))
+
+
+def _mix(patch: Patch, is_taken: Callable[[SnapshotId, SnapshotId], bool]) -> None:
+    """Take shards of some snapshots for the newest step."""
     whole = restore.complete
 
     def mixed(replies: Any, status: Any) -> Any:
@@ -51,13 +66,15 @@ def plan_mixes_snapshot_ids(patch: Patch) -> None:
         if not ids:
             return whole(replies, status)
         newest = max(ids, key=lambda id: (id.round, id.step))
-        relabelled = {
-            name: dataclasses.replace(
-                reply, snapshots=tuple(dataclasses.replace(held, id=newest) for held in reply.snapshots)
-            )
+
+        def relabelled(held: HeldSnapshot) -> HeldSnapshot:
+            return dataclasses.replace(held, id=newest) if is_taken(held.id, newest) else held
+
+        named = {
+            name: dataclasses.replace(reply, snapshots=tuple(map(relabelled, reply.snapshots)))
             for name, reply in replies.items()
         }
-        return whole(relabelled, status)
+        return whole(named, status)
 
     patch.setattr(restore, "complete", mixed)
 
@@ -235,18 +252,84 @@ def rounds_far_ahead_are_believed(patch: Patch) -> None:
     patch.setattr(claims, "LEAP", 2**60)
 
 
+def survivors_train_on_with_their_weights(patch: Patch) -> None:
+    """Let a survivor continue from the weights that it still has. They may be torn, or of another step."""
+    restored = Collective._restored
+    patch.setattr(Collective, "_restored", lambda self, process: process.live or restored(self, process))
+
+
+def a_snapshot_counts_before_it_is_written(patch: Patch) -> None:
+    """Take a shard for whole that a worker was about to write when it left its round."""
+    patch.setattr(SimPod, "begin", SimPod.keep)
+
+
+def messages_of_an_earlier_round_count(patch: Patch) -> None:
+    _of_any_round(patch, e.WorkerMessage)
+
+
+def ends_of_workers_of_an_earlier_round_count(patch: Patch) -> None:
+    _of_any_round(patch, e.WorkerExited)
+
+
+def snapshots_of_an_earlier_round_count(patch: Patch) -> None:
+    patch.setattr(worker_steps, "is_of_round", lambda message, round: True)
+
+
+def _of_any_round(patch: Patch, kind: type) -> None:
+    """Let the agent handle such events of any round as if they were of the present one."""
+    step = machine.HANDLERS[kind]
+
+    def taken(agent: AgentState, event: Any, t: e.Moment) -> list[e.Effect]:
+        return step(agent, dataclasses.replace(event, round=agent.seen[0]), t)
+
+    patch.setitem(machine.HANDLERS, kind, taken)
+
+
+def answers_do_not_wait_for_survivors(patch: Patch) -> None:
+    """Let an agent that has prepared an earlier round answer for the next one before its workers are out."""
+    anew = preparing._prepare_anew
+
+    def at_once(agent: AgentState, *request: Any) -> Any:
+        earlier = agent.preparation
+        effects = anew(agent, *request)
+        assert agent.preparation is not None
+        agent.preparation.gone = earlier is not None and earlier.gone
+        return effects
+
+    patch.setattr(preparing, "_prepare_anew", at_once)
+
+
+def an_answer_counts_for_a_later_call(patch: Patch) -> None:
+    """Take a survivor's answer for an earlier round for one for the new round."""
+    patch.setattr(operators, "is_same_call", lambda viewed, sent: viewed is not None)
+
+
+def survivors_that_died_are_assigned(patch: Patch) -> None:
+    """Commit a round with every replica that has answered, whether or not its agent still listens."""
+    patch.setattr(Health, "may_answer", lambda self, replica: True)
+
+
+def survivors_that_were_restarted_are_assigned(patch: Patch) -> None:
+    patch.setattr(claims, "_forgotten", lambda ctx, replies: False)
+
+
 class Planted(NamedTuple):
     mutation: Callable[[Patch], None]
     seed: int
     """Seed that shows the bug."""
     alone: tuple[str, ...] = ()
     """Faults that show the bug soonest, a second apart and without any others; empty if the seed draws the faults."""
+    stay: Stay | None = None
+    """Whether workers outlive their rounds, if the seed does not draw that. A worker is then killed, and one of the
+    faults `alone` strikes at any moment of the recovery."""
 
     @property
     def name(self) -> str:
         return self.mutation.__name__
 
     def play(self, seed: int) -> Failure | None:
+        if self.stay:
+            return failure(seed, schedule=twice(seed, RECOVERY_SECONDS, self.alone), stay=self.stay)
         strikes = tuple(Strike(5.0 + i, name, seed) for i, name in enumerate(self.alone))
         return failure(seed, schedule=strikes or None)
 
@@ -260,6 +343,8 @@ class Planted(NamedTuple):
                 yield seed
 
 
+RECOVERY_SECONDS = 6.0
+"""Seconds from the death of a worker within which its round's successor trains, even after a late answer."""
 TWICE_UNSAID = ("storage_down", "glitch", "storage_down", "storage_down", "glitch", "kill_agent", "storage_down")
 """Faults after which only the status knows what LATEST must not name: training is undone twice while storage is away,
 then the agent that remembers both is lost."""
@@ -294,6 +379,17 @@ MUTATIONS = (
     Planted(whoever_says_that_it_coordinates_is_believed, 755, ("lying_agent", "lying_agent")),
     Planted(what_agents_say_has_no_bounds, 1, ("lying_agent",)),
     Planted(rounds_far_ahead_are_believed, 28, LIES),
+    Planted(survivors_train_on_with_their_weights, 0, (), Stay.SOON),
+    Planted(a_snapshot_counts_before_it_is_written, 3, (), Stay.SOON),
+    Planted(shards_one_step_apart_are_mixed, 19, (), Stay.SOON),
+    Planted(messages_of_an_earlier_round_count, 9, (), Stay.SOON),
+    Planted(ends_of_workers_of_an_earlier_round_count, 12, (), Stay.SOON),
+    Planted(snapshots_of_an_earlier_round_count, 0, (), Stay.SOON),
+    Planted(late_members_are_left_out, 37, (), Stay.LATE),
+    Planted(answers_do_not_wait_for_survivors, 0, ("kill_worker",), Stay.LATE),
+    Planted(an_answer_counts_for_a_later_call, 1, ("kill_agent",), Stay.LATE),
+    Planted(survivors_that_died_are_assigned, 0, ("kill_agent",), Stay.LATE),
+    Planted(survivors_that_were_restarted_are_assigned, 21, ("restart_agent",), Stay.LATE),
 )
 
 

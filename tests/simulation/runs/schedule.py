@@ -61,3 +61,16 @@ def _apart(source: str, table: tuple[str, ...]) -> list[Strike]:
     chance = random.Random(source)
     count = chance.randint(1, 2) if chance.random() < OFTEN else 0
     return [Strike(chance.uniform(*TRAINING), chance.choice(table), chance.getrandbits(32)) for _ in range(count)]
+
+
+def one_death(seed: int) -> Strike:
+    """Return the death of a worker that trains."""
+    return Strike(5.0 + seed % 4, "kill_worker", seed)
+
+
+def twice(seed: int, seconds: float, table: tuple[str, ...] = FAULTS) -> Schedule:
+    """Draw the death of a worker, and a second failure at most `seconds` later; none if the table is empty."""
+    chance, first = random.Random(f"second failure of {seed}"), one_death(seed)
+    if not table:
+        return (first,)
+    return first, Strike(first.at + chance.uniform(0.0, seconds), chance.choice(table), chance.getrandbits(32))
