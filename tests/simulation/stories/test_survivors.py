@@ -1,98 +1,103 @@
-"""Workers that outlive their round: some finish their step and others don't, they leave late, and speak too late."""
+"""Workers that outlive their round: they end its last step one by one, leave late, speak too late, and fail again."""
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-import random
-from collections.abc import Callable, Iterable
-from typing import Any
+import enum
+from collections.abc import Iterable
 
 import pytest
 
-from concertina_agent.core import events as e
-from concertina_agent.core import machine
-from concertina_agent.core.agent_state import AgentState
-from concertina_agent.core.steps import worker_steps
-from concertina_protocol import Progress, SnapshotId
-from concertina_protocol import worker_channel as w
-from simulation import mutations
-from simulation.faults.table import FAULTS
-from simulation.parts import agents, operators
-from simulation.parts.agents import AgentProcess
-from simulation.parts.clock import Violation
-from simulation.parts.collective import LOST
-from simulation.parts.lineage import steps_of
-from simulation.runs.schedule import Strike
+from simulation.parts.clock import START, Violation
+from simulation.parts.survivors import Stay
+from simulation.runs.schedule import one_death, twice
 from simulation.runs.world import World
+from simulation.test_simulation import GATE
 
 HERE = "tests/simulation/stories/test_survivors.py"
-SOON, LATE = (0.3, 1.0), (0.6, 4.5)
-"""Seconds that a survivor takes to leave its round, and thus to answer the operator, if it does not leave at once.
-
-LATE is longer than the operator waits for any answer, and shorter than it waits for one with the newest state.
-"""
-Patch = pytest.MonkeyPatch
+LONGEST = 30.0
+"""Maximum seconds of a recovery."""
 
 
-def known(core: AgentState) -> tuple[object, ...]:
-    """Return what an agent says, holds and ships."""
-    r = core.round
-    return core.report(), core.held, core.latest, r and copy.copy(r.saved), copy.deepcopy(vars(core.uploads))
+class Moment(enum.Enum):
+    """Moment of a recovery."""
+
+    UNNOTICED = enum.auto()
+    ASKED = enum.auto()
+    """The operator has begun a round, and no agent has answered."""
+    ANSWERED = enum.auto()
+    COMMITTED = enum.auto()
+    """The members are chosen, and none has started its workers."""
+    STARTING = enum.auto()
+    OVER = enum.auto()
 
 
-def survive(patch: Patch, seed: int, delays: tuple[float, float] = SOON) -> list[str]:
-    """Workers live across rounds. Returns what they have said too late, as they say it."""
-    draw, said = random.Random(seed), list[str]()
-
-    def leave(self: AgentProcess, effect: e.KillWorkers) -> None:
-        run, ranks = self.collective, self.ranks
-        late = draw.uniform(*delays) if draw.random() < 0.3 else draw.uniform(0.002, 0.03)
-        if run is not None and run.lineage is not None and self.replica in run.here and steps_of(run.lineage):
-            step, round = steps_of(run.lineage), run.round
-            id = SnapshotId(round, step, f"{run.shards} shards", run.shards)
-            for rank in ranks:
-                if draw.random() < 0.5:  # the step ends in this survivor; in another it is torn
-                    self.pod.keep(id, rank, run.lineage)
-                words: list[tuple[int, w.Message]] = [
-                    (round, Progress(step + 1, 1000, 1.0, 1.0, 1.0, step + 1, "training", 0.0)),
-                    (round, w.Committed(id, rank, "")),
-                    (effect.round, w.Committed(id, rank, "")),
-                    (effect.round, w.WantDurable(id, rank, "", complete=True)),
-                ]
-                for of, word in words:
-                    self.clock.after(late + draw.uniform(0.0, 3.0), tell, self, e.WorkerMessage(of, rank, word))
-                ended = e.WorkerExited(round, rank, 1, LOST)
-                self.clock.after(late + draw.uniform(0.0, 3.0), tell, self, ended)
-        self._end_round()
-        self.clock.after(late, self._gone, effect.round)
-
-    def tell(self: AgentProcess, event: e.WorkerMessage | e.WorkerExited) -> None:
-        r = self.core.round
-        if r is None or event.rank not in r.workers.ranks or self.clock.stands(self):
-            return
-        said.append(type(event.message if isinstance(event, e.WorkerMessage) else event).__name__)
-        before = known(self.core)
-        self.handle(event)
-        if known(self.core) != before:
-            raise Violation(f"{self.replica} has taken in what was said too late: {event}")
-
-    patch.setitem(agents.EFFECTS, e.KillWorkers, leave)
-    return said
+def moment(world: World, ended: int) -> Moment:
+    """Return the present moment of the recovery from the end of the round `ended`."""
+    claim = world.status.world.claim
+    if claim is None or claim.round <= ended:
+        return Moment.UNNOTICED
+    seen = (claim.round, claim.claim_id)
+    if not claim.committed:
+        prepared = (agent.core.preparation for agent in world.agents.values() if agent.core.seen == seen)
+        return Moment.ANSWERED if any(some and some.answer for some in prepared) else Moment.ASKED
+    run = world.collectives.get(seen)
+    if run is None:
+        return Moment.COMMITTED
+    return Moment.OVER if run.first_step_at else Moment.STARTING
 
 
-def play(seed: int, patch: Patch, others: Iterable[Strike] = (), delays: tuple[float, float] = SOON) -> list[str]:
-    """Play a run to its end, in which a worker is killed, and return what was said too late.
+def play(seed: int, stay: Stay = Stay.SOON) -> World:
+    """Play a run to its end, in which a worker is killed.
 
     Raises:
-        Violation: When the run breaks a rule.
+        Violation: If it does not hold.
     """
-    said = survive(patch, seed, delays)
-    world = World(seed, schedule=(Strike(5.0 + seed % 4, "kill_worker", seed), *others))
+    world = World(seed, schedule=(one_death(seed),), stay=stay)
     world.run()
-    if not others and world.status.restarts.total > 1:
+    if world.status.restarts.total > 1:
         raise Violation(f"what was said too late ended a round\n{world.story()}")
-    return said
+    return world
+
+
+def recovery_seconds(seed: int, stay: Stay) -> float:
+    """Return the seconds from the death of a worker until the next round trains; 0 if no round ends."""
+    death = one_death(seed)
+    world = World(seed, schedule=(death,), stay=stay)
+    world.clock.run(START + death.at - 0.001, world.over)
+    ended = world.status.world.round
+    world.clock.run(START + death.at + LONGEST, lambda: moment(world, ended) is Moment.OVER)
+    return world.clock.now - START - death.at if moment(world, ended) is Moment.OVER else 0.0
+
+
+def play_twice(seed: int, stay: Stay) -> Moment:
+    """Play a run with a second failure during the recovery from the first. Return the moment at which it came.
+
+    Raises:
+        Violation: If it does not hold.
+    """
+    first, second = twice(seed, recovery_seconds(seed, stay))
+    world, moments = World(seed, schedule=(first, second), stay=stay), list[Moment]()
+
+    def look(ended: int) -> None:
+        moments.append(moment(world, ended))
+
+    def watch() -> None:
+        world.clock.after(second.at - first.at, look, world.status.world.round)
+
+    world.clock.after(first.at - 0.001, watch)
+    try:
+        world.run()
+    except Violation as violation:
+        raise Violation(f"{world.story()}\n{violation}") from violation
+    return moments[0] if moments else Moment.OVER
+
+
+def _play_all(seeds: Iterable[int], stay: Stay = Stay.SOON) -> list[World]:
+    return [play(seed, stay) for seed in seeds]
+
+
+def test_by_its_seed_a_job_has_workers_that_end_or_stay() -> None:
+    assert {World(seed).survivors.stay for seed in range(GATE)} == set(Stay)
 
 
 @pytest.mark.parametrize(
@@ -102,23 +107,36 @@ def play(seed: int, patch: Patch, others: Iterable[Strike] = (), delays: tuple[f
         pytest.param(range(10, 200), marks=pytest.mark.long(law=f"{HERE}::test_survivors_spoil_no_round[seeds0]")),
     ],
 )
-def test_survivors_spoil_no_round(seeds: range, monkeypatch: Patch) -> None:
-    said = [word for seed in seeds for word in play(seed, monkeypatch)]
-    assert {"Progress", "Committed", "WantDurable", "WorkerExited"} <= set(said)
+def test_survivors_spoil_no_round(seeds: range) -> None:
+    survivors = [world.survivors for world in _play_all(seeds)]
+    said = {word for some in survivors for word in some.said}
+    assert {"Progress", "Committed", "WantDurable", "WorkerExited"} <= said
+    assert sum(some.torn for some in survivors) > 0
+    assert sum(some.apart for some in survivors) > 0
 
 
 @pytest.mark.parametrize(
-    "seeds",
+    ("stay", "seeds"),
     [
-        range(8),
-        pytest.param(range(8, 200), marks=pytest.mark.long(law=f"{HERE}::test_a_second_failure_meets_them[seeds0]")),
+        (Stay.SOON, range(8)),
+        (Stay.LATE, range(8)),
+        *(
+            pytest.param(
+                stay,
+                range(8, 400),
+                marks=pytest.mark.long(law=f"{HERE}::test_a_second_failure_meets_them[{stay}-seeds{i}]"),
+            )
+            for i, stay in enumerate((Stay.SOON, Stay.LATE))
+        ),
     ],
 )
-def test_a_second_failure_meets_them(seeds: range, monkeypatch: Patch) -> None:
+def test_a_second_failure_meets_them(stay: Stay, seeds: range) -> None:
     """At any moment of the recovery."""
-    for seed in seeds:
-        moment = 5.0 + seed % 4 + 0.2 * (seed % 7)
-        play(seed, monkeypatch, [Strike(moment, FAULTS[seed % len(FAULTS)], seed)])
+    moments = {play_twice(seed, stay) for seed in seeds}
+    if len(seeds) > 8:
+        assert moments == set(Moment)
+    else:
+        assert len(moments) >= 3
 
 
 @pytest.mark.parametrize(
@@ -128,50 +146,6 @@ def test_a_second_failure_meets_them(seeds: range, monkeypatch: Patch) -> None:
         pytest.param(range(6, 100), marks=pytest.mark.long(law=f"{HERE}::test_a_late_answer_costs_no_state[seeds0]")),
     ],
 )
-def test_a_late_answer_costs_no_state(seeds: range, monkeypatch: Patch) -> None:
+def test_a_late_answer_costs_no_state(seeds: range) -> None:
     """The operator waits for the answer of a survivor that may hold the newest state."""
-    _play_all(seeds, monkeypatch, LATE)
-
-
-LATE_FAULTS: dict[str, Callable[[Patch], None]] = {
-    "the operator does not wait": mutations.late_members_are_left_out,
-    "an answer counts for a later call": lambda patch: patch.setattr(
-        operators, "is_same_call", lambda viewed, sent: viewed is not None
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", LATE_FAULTS)
-def test_with_a_fault_it_does(fault: str, monkeypatch: Patch) -> None:
-    LATE_FAULTS[fault](monkeypatch)
-    with pytest.raises(Violation, match=r"begins from step \d+; .* hold"):
-        _play_all(range(2, 12), monkeypatch, LATE)
-
-
-def _takes(patch: Patch, kind: type) -> None:
-    """Let the core take such events of any round."""
-    step = machine.HANDLERS[kind]
-
-    def taken(agent: AgentState, event: Any, t: e.Moment) -> list[e.Effect]:
-        return step(agent, dataclasses.replace(event, round=agent.seen[0]), t)
-
-    patch.setitem(machine.HANDLERS, kind, taken)
-
-
-FENCES: dict[str, Callable[[Patch], None]] = {
-    "messages of another round": lambda patch: _takes(patch, e.WorkerMessage),
-    "ends of workers of another round": lambda patch: _takes(patch, e.WorkerExited),
-    "snapshots of another round": lambda patch: patch.setattr(worker_steps, "is_of_round", lambda message, round: True),
-}
-
-
-@pytest.mark.parametrize("fence", FENCES)
-def test_without_a_fence_they_do(fence: str, monkeypatch: Patch) -> None:
-    FENCES[fence](monkeypatch)
-    with pytest.raises(Violation, match="too late"):
-        _play_all(range(30), monkeypatch)
-
-
-def _play_all(seeds: Iterable[int], patch: Patch, delays: tuple[float, float] = SOON) -> None:
-    for seed in seeds:
-        play(seed, patch, delays=delays)
+    _play_all(seeds, Stay.LATE)
