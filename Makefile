@@ -18,7 +18,7 @@ PYTEST = $(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadfile --no-loadsco
 GPU_PYTHON = $(or $(PYTHON),$(wildcard $(BIN)/python),python3)
 GPU_OPTIONS = $(if $(ONLY),--only "$(ONLY)") $(if $(COMMIT),--commit "$(COMMIT)") $(if $(JSON),--json "$(JSON)") \
 	$(if $(DEADLINE),--deadline-seconds "$(DEADLINE)")
-BENCHMARKS ?= local_cluster neighbours recovery checkpoint checkpoint_floor determinism data metrics measuring
+BENCHMARKS ?= local_cluster neighbours recovery checkpoint checkpoint_floor determinism data metrics measuring step_hook
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
