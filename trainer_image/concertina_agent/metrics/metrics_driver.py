@@ -156,8 +156,7 @@ class MetricsDriver:
         if agent.uploads.storage is not None:
             families = (f.SHIPPED, f.SHIPPED_BYTES, f.SHIP_SECONDS, f.STORAGE_FAILURES)
             samples += map(MetricSample, families, dataclasses.astuple(self._shipping))
-        if self._settings.bundled:
-            samples += (MetricSample(f.WORKERS_REPLACED, n, (why,)) for why, n in self._replaced.items())
+        samples += (MetricSample(f.WORKERS_REPLACED, n, (why,)) for why, n in self._replaced.items())
         return _Facts(tuple(samples), workers)
 
 
