@@ -181,6 +181,32 @@ def test_a_console_script_and_what_it_launches_are_both_warm(venv):
     assert (venv / "launched").read_text() == WARMTH
 
 
+ENTRY_POINT = (
+    "import os, sys, anchor\n"
+    "IMPORTED_IN = os.getpid()\n"
+    "def main():\n"
+    "    with open(os.path.expanduser('~/warmth'), 'a') as file: file.write(str(int(os.getpid() != IMPORTED_IN)))\n"
+    "    os.environ.pop('CONCERTINA_WARM_SOCKET', None)  # an installed program has it for its children\n"
+    "    print(sys.modules['__main__'].__file__, sys.path, sys.orig_argv, sys.flags)\n"
+    f"{FACTS}\n"
+    "    return 4\n"
+)
+"""Module of an installed package, whose function `main` trains. In a warm start, another process has imported it."""
+
+
+def test_a_console_script_that_is_the_training_script_itself(venv):
+    """Start the entry point of a package, as pip installs it and hydra's applications have it."""
+    package = venv / "site-packages" / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "module.py").write_text(ENTRY_POINT)
+    console_script(venv, "train", "from package.module import main\nsys.exit(main())")
+    out, _, code = alike(started(venv, "bash", "-c", "PATH=$PWD/venv/bin:$PATH; train --lr 1 'a b'; exit $?"))
+    assert code == "4"
+    assert f"args ['{venv}/venv/bin/train', '--lr', '1', 'a b'] {venv} " in out
+    assert f"{venv}/venv/bin/python\n" in out
+
+
 @pytest.mark.long(law=LAW)
 def test_uv_runs_the_script_of_a_project(venv):
     uv = Path(sys.executable).parent / "uv"
