@@ -26,7 +26,7 @@ LAYOUTS = {
 }
 CHAIN = ["pipeline x tensor", "fsdp", "context x tensor", "interleaved x copies"]
 MORE = [
-    ["pipeline", "pipeline x tensor", "fsdp", "interleaved x copies"],
+    ["pipeline", "pipeline x fsdp", "fsdp", "interleaved x copies"],
     ["fsdp", "fsdp x tensor", "context x tensor", "hsdp"],
     ["context", "tensor", "async tensor", "hsdp x tensor"],
 ]
