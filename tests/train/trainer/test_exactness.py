@@ -82,10 +82,19 @@ def check_bits(folder, parent, longer, stays, **optimizer):
         assert torch.equal(found[name].view(torch.int32), value.view(torch.int32)), name
 
 
-def test_interrupted_and_resized_the_loss_differs_by_rounding_alone(folder, parent, longer):
+ROUNDING = (
+    "tests/train/trainer/test_exactness.py::test_interrupted_and_resized_the_loss_differs_by_rounding_alone[in process]"
+)
+
+
+@pytest.mark.parametrize(
+    "stays",
+    [pytest.param(True, id="in process"), pytest.param(False, id="forked", marks=pytest.mark.long(law=ROUNDING))],
+)
+def test_interrupted_and_resized_the_loss_differs_by_rounding_alone(folder, parent, longer, stays):
     bound = plain.rounding_bound(longer)
     assert bound < plain.wrong_sample(longer)
     _, expected = uninterrupted(folder / "a", parent, longer)
-    _, losses, positions = interrupted(folder / "b", parent, longer, bound, stays=True)
+    _, losses, positions = interrupted(folder / "b", parent, longer, bound, stays=stays)
     assert positions == {step: 15 * step for step in range(1, STEPS + 1)}
     assert losses == pytest.approx(expected, rel=bound)

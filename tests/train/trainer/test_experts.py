@@ -117,31 +117,35 @@ def test_every_layout_has_the_gradients_of_one_process(parent, references, tmp_p
 ALONE = ("ep 2", "one", "ep 4", "ep 4", "ep 2 x copies")
 GOES_ON = "tests/train/trainer/test_experts.py::test_killed_it_goes_on_in_another_layout"
 AGAIN = f"{GOES_ON}[{' > '.join(ALONE)}]"
+MORE = (
+    ("ep 2 x context", "ep 2 x interleaved", "fsdp", "ep 2 x pipeline x tensor"),
+    ("ep 4 x tensor", "ep 2 x pipeline", "context", "ep 4 x context x tensor"),
+)
 CHAINS = [
-    ALONE,
+    pytest.param(ALONE, True, id=" > ".join(ALONE)),
     *(
-        pytest.param(chain, marks=pytest.mark.long(law=AGAIN))
-        for chain in (
-            ("ep 2 x context", "ep 2 x interleaved", "fsdp", "ep 2 x pipeline x tensor"),
-            ("ep 4 x tensor", "ep 2 x pipeline", "context", "ep 4 x context x tensor"),
-        )
+        pytest.param(chain, stays, id=" > ".join(chain) + mode, marks=pytest.mark.long(law=AGAIN))
+        for stays, mode in ((True, ""), (False, ", forked"))
+        for chain in (ALONE, *MORE)
+        if not (stays and chain is ALONE)
     ),
 ]
 STEPS = 12
 
 
-@pytest.mark.parametrize("chain", CHAINS, ids=" > ".join)
-def test_killed_it_goes_on_in_another_layout(folder, parent, trainer, chain):
+@pytest.mark.parametrize(("chain", "stays"), CHAINS)
+def test_killed_it_goes_on_in_another_layout(folder, parent, trainer, chain, stays):
     """With the losses, and the biases, of one worker that nothing happens to.
 
-    One rank is killed. The others stay in their process, in the reverse order of ranks.
+    One rank is killed. The others stay in their process, in the reverse order of ranks. In the cases `forked`, each
+    round has new processes.
     """
     trainer = with_experts(trainer, **({} if chain is ALONE else WIDE))
     trainer = {**trainer, "data": {**trainer["data"], "groups": 1}}
     alone = node.Job(folder / "alone", parent, trainer)
     reference = alone.run(1)
     assert reference.codes == {0: 0}, reference.output
-    job, losses, restore = node.Job(folder / "killed", parent, trainer, stays=True), {}, node.FRESH
+    job, losses, restore = node.Job(folder / "killed", parent, trainer, stays=stays), {}, node.FRESH
     for i, name in enumerate(chain):
         world, parallelism = (LAYOUTS | BESIDE)[name]
         job.environment["CONCERTINA_PARALLELISM"] = json.dumps(parallelism)

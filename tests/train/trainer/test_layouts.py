@@ -56,23 +56,27 @@ def reference(folder_of_module, parent, wide):
     return node.Job(folder_of_module, parent, wide).run(world=1).losses
 
 
+IN_PROCESS = f"{HERE}::test_each_layout_goes_on_from_the_one_before[{' > '.join(CHAIN)}]"
+
+
 @pytest.mark.parametrize(
-    "chain",
+    ("chain", "stays"),
     [
-        pytest.param(CHAIN, id=" > ".join(CHAIN)),
+        pytest.param(CHAIN, True, id=" > ".join(CHAIN)),
         *(
-            pytest.param(
-                chain,
-                id=" > ".join(chain),
-                marks=pytest.mark.long(law=f"{HERE}::test_each_layout_goes_on_from_the_one_before"),
-            )
-            for chain in MORE
+            pytest.param(chain, stays, id=" > ".join(chain) + mode, marks=pytest.mark.long(law=IN_PROCESS))
+            for stays, mode in ((True, ""), (False, ", forked"))
+            for chain in (CHAIN, *MORE)
+            if not (stays and chain is CHAIN)
         ),
     ],
 )
-def test_each_layout_goes_on_from_the_one_before(folder, parent, wide, reference, chain):
-    """One rank is killed; the others stay in their process, in the reverse order of ranks."""
-    job, losses, restore = node.Job(folder, parent, wide, stays=True), {}, node.FRESH
+def test_each_layout_goes_on_from_the_one_before(folder, parent, wide, reference, chain, stays):
+    """One rank is killed; the others stay in their process, in the reverse order of ranks.
+
+    In the cases `forked`, each round has new processes.
+    """
+    job, losses, restore = node.Job(folder, parent, wide, stays=stays), {}, node.FRESH
     for i, name in enumerate(chain):
         world, parallelism = LAYOUTS[name]
         job.environment["CONCERTINA_PARALLELISM"] = json.dumps(parallelism)
