@@ -80,11 +80,15 @@ def test_a_killed_worker_and_a_killed_agent_cost_at_most_the_snapshot_interval(f
             assert isinstance(await job.call(job[1], drain), p.Accepted)
             report = await job.until(job[1], lambda r: r.state == "drained")
             drained_at = report.members[job[1].name].step
+            stay = job[2].worker_pids()[1], job[1].worker_pids()[0]
             prepared = await job.prepare(4, job[2], job[1], job[0])
             restore = newest_complete(prepared)
             assert restore.step == drained_at, "a drain costs no step"
             await job.assign(job.assignment(prepared, restore))
             report = await job.until(job[2], lambda r: r.state == "succeeded", "never succeeded")
+            assert (job[2].worker_pids()[0], job[1].worker_pids()[1]) == stay, (
+                "members that stay keep their processes, with other ranks"
+            )
             assert (report.progress.step, report.progress.position) == (70, 70 * trainer["globalBatchSize"])
             assert not report.failures
 

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+import concertina_protocol as p
 from builders.train import node
-from builders.train.replicas import newest_complete, running, trained
+from builders.train.replicas import UID, newest_complete, running, trained
 from builders.until import until
 
+STEPS = 120
+"""Enough that each round of a survivor is ended by the test: one process takes a few milliseconds for a step."""
 WARM_ROUNDS = 5
 """Rounds after which all caches have their size."""
 LAYOUTS = ({}, {"tensor": 2})
@@ -24,34 +27,47 @@ GROWTH_KIB = 8 << 10
 
 
 def test_survivors_keep_their_process(folder, trainer):
-    """A worker is killed, then the other replica; a worker that survives goes on in the process in which it began."""
+    """A replica joins, a worker is killed, then the other replica.
+
+    A worker that stays in the world goes on in the process in which it began.
+    """
     environment = {
-        "CONCERTINA_TRAINER": json.dumps({**trainer, "steps": 60}),
+        "CONCERTINA_TRAINER": json.dumps({**trainer, "steps": STEPS}),
         "CONCERTINA_CACHE": os.environ["CONCERTINA_CACHE"],
     }
 
     async def body(job):
-        await job.begin(1, job[0], job[1])
-        await job.until(job[0], trained(10))
+        await job.begin(1, job[0])
+        await job.until(job[0], trained(1))
+        alone = job[0].worker_pids()
+        drain = p.Drain(UID, 1, "claim-1", "a replica joins", durable=False, grace_seconds=30)
+        assert isinstance(await job.call(job[0], drain), p.Accepted)
+        report = await job.until(job[0], lambda r: r.state == "drained", "never drained")
+        prepared = await job.prepare(2, job[0], job[1])
+        restore = newest_complete(prepared)
+        assert restore.step == report.members[job[0].name].step, "a drain costs no step"
+        await job.assign(job.assignment(prepared, restore))
+        await job.until(job[0], lambda r: r.round == 2 and trained(restore.step + 5)(r))
         before = [replica.worker_pids() for replica in job.replicas.values()]
+        assert before[0] == alone
         os.kill(before[1][1], 9)
         report = await job.until(job[0], lambda r: any(not f.secondary for f in r.failures))
         assert [f.reason for f in report.failures if not f.secondary] == ["WorkerSignaled"]
 
-        prepared = await job.prepare(2, job[0], job[1])
+        prepared = await job.prepare(3, job[0], job[1])
         restore = newest_complete(prepared)
         await job.assign(job.assignment(prepared, restore))
-        await job.until(job[0], lambda r: r.round == 2 and trained(restore.step + 5)(r))
-        second = [replica.worker_pids() for replica in job.replicas.values()]
-        assert second[0] == before[0]
-        assert second[1] != before[1]
+        await job.until(job[0], lambda r: r.round == 3 and trained(restore.step + 5)(r))
+        third = [replica.worker_pids() for replica in job.replicas.values()]
+        assert third[0] == before[0]
+        assert third[1] != before[1]
 
         job[0].kill()
-        prepared = await job.prepare(3, job[1])
+        prepared = await job.prepare(4, job[1])
         await job.assign(job.assignment(prepared, newest_complete(prepared)))
         report = await job.until(job[1], lambda r: r.state == "succeeded", "never succeeded")
-        assert job[1].worker_pids()[0] == second[1][1]
-        assert report.progress.position == 60 * 7
+        assert job[1].worker_pids()[0] == third[1][1]
+        assert report.progress.position == STEPS * trainer["globalBatchSize"]
 
     async def main():
         async with running(folder, 2, ["--bundled"], **environment) as job:
