@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import importlib.util
 import json
 import re
@@ -17,11 +18,13 @@ from typing import Any
 import grimp
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import trainingjob
 from builders import pythons
 
 ROOT = Path(__file__).resolve().parents[3]
+SOURCES = (ROOT / "operator", ROOT / "trainer_image")
 UV = Path(sys.executable).with_name("uv")
 MOST_OPERATOR_MB = 120
 SPEC = importlib.util.spec_from_file_location("lock", ROOT / "tools" / "lock.py")
@@ -94,8 +97,7 @@ def owners(wheels: dict[str, Path]) -> dict[str, str]:
 
 
 def test_each_file_is_in_one_distribution(owners: dict[str, str]) -> None:
-    roots = [ROOT / "operator", ROOT / "trainer_image"]
-    modules = {path.relative_to(root).as_posix() for root in roots for path in root.rglob("*.py")}
+    modules = {path.relative_to(root).as_posix() for root in SOURCES for path in root.rglob("*.py")}
     modules = {module for module in modules if not module.startswith("packages/")}
     typed = ("concertina_data", "concertina_protocol", "concertina_state", "trainingjob")
     assert owners.keys() - modules == {f"{name}/py.typed" for name in typed}
@@ -116,6 +118,44 @@ def test_a_distribution_imports_only_what_it_stands_on(owners: dict[str, str]) -
         for target in graph.find_modules_directly_imported_by(module):
             owner = owner_by_module.get(target)  # None for a namespace package, which has no file
             assert owner is None or owner in allowed[name], f"{module} of {name} imports {target} of {owner}"
+
+
+BESIDE = {
+    "concertina-cli": {"matplotlib"},  # for the picture of the demo, which runs in a checkout
+    "concertina-core": {"kubernetes", "pydantic-core"},  # the command has the first one; the second is of pydantic
+    "concertina-sdk": {"accelerate", "jax", "lightning", "pytorch-lightning", "torch", "transformers"},  # of users
+}
+"""Packages that a distribution imports if they are there, and does not ask for."""
+
+
+def test_a_distribution_asks_for_each_package_that_it_imports(owners: dict[str, str]) -> None:
+    """As a dependency or in an extra. Imports within functions count too."""
+    distributions = importlib.metadata.packages_distributions()
+    own = {file.partition("/")[0] for file in owners}
+    asked = {name: BESIDE.get(name, set()) for name in MEMBERS}
+    for name in MEMBERS:
+        extras = ",".join(project(name).get("optional-dependencies", ()))
+        asked[name] = asked[name] | {Requirement(line).name for line in lock.closure([f"{name}[{extras}]"])[1]}
+    missing = {
+        (name, module)
+        for file, name in owners.items()
+        if file.endswith(".py")
+        for module in imported(next(root / file for root in SOURCES if (root / file).exists()))
+        if module not in sys.stdlib_module_names and module not in own
+        if not {canonicalize_name(d) for d in distributions.get(module, [module])} & asked[name]
+    }
+    assert not missing
+
+
+def imported(file: Path) -> set[str]:
+    """Return the names of the packages that a file imports."""
+    names = set[str]()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names}
 
 
 def made(folder: Path, kind: str, wheels: dict[str, Path], python: str = sys.executable) -> Path:
