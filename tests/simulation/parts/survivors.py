@@ -41,8 +41,10 @@ class Stay(enum.Enum):
     """They stay, and a slow one takes longer than the operator waits for any answer, and less time than it waits for an
     answer with the newest state."""
 
-
-BY_SEED = (Stay.ENDS, Stay.ENDS, Stay.SOON, Stay.LATE)
+    @classmethod
+    def of(cls, seed: int) -> Stay:
+        """Return what the workers of a seed's job do."""
+        return Random(f"workers of {seed}").choice((cls.ENDS, cls.ENDS, cls.SOON, cls.LATE))
 
 
 class Weights(enum.Enum):
@@ -74,9 +76,8 @@ class Broken(NamedTuple):
 class Survivors:
     """Workers of one job, and whether they outlive their rounds."""
 
-    def __init__(self, world: World, seed: int, salt: int = 0, stay: Stay | None = None) -> None:
-        self.world, self.clock = world, world.clock
-        self.stay = stay or Random(f"workers of {seed}").choice(BY_SEED)
+    def __init__(self, world: World, stay: Stay, seed: int, salt: int) -> None:
+        self.world, self.clock, self.stay = world, world.clock, stay
         self._random = Random(f"survivors of {seed}/{salt}")
         self.said: list[str] = []
         """Kinds of the messages that reached an agent in a later round."""

@@ -44,7 +44,7 @@ class World:
         rivalry: Rivalry | None = None,
         parallelism: Mapping[str, int] | None = None,
         key: str = "",
-        stay: Stay | None = None,
+        stay: Stay = Stay.ENDS,
     ) -> None:
         """Create the world of a seed.
 
@@ -54,7 +54,7 @@ class World:
             rivalry: Competition with other jobs for the cluster.
             parallelism: Parallelism of a larger job, in blocks.
             key: Id of the operators' master key.
-            stay: Whether workers outlive their rounds, instead of what the seed draws.
+            stay: Whether workers outlive their rounds.
         """
         self.key = key
         self.seed, self.rivalry = seed, rivalry
@@ -65,7 +65,7 @@ class World:
         self.network = rivalry.network if rivalry else Network(self.clock)
         self.storage = Storage(self.clock, self.uid)
         self.invariants = Invariants(self)
-        self.survivors = Survivors(self, seed, salt, stay)
+        self.survivors = Survivors(self, stay, seed, salt)
         self.rollbacks = Rollbacks(self)
         self.spoilt: dict[int, float] = {}
         """Loss of a batch that contains a sample, by the sample's position."""
@@ -233,8 +233,8 @@ class Failure(NamedTuple):
 def failure(
     seed: int, calm: bool = False, schedule: Schedule | None = None, salt: int = 0, stay: Stay | None = None
 ) -> Failure | None:
-    """Return the failure of a run, or None if every invariant held."""
-    world = World(seed, calm, schedule, salt, stay=stay)
+    """Return the failure of a run, or None if every invariant held. The seed draws `stay` if it is None."""
+    world = World(seed, calm, schedule, salt, stay=stay or Stay.of(seed))
     try:
         world.run()
     except Violation as violation:

@@ -97,7 +97,7 @@ def _play_all(seeds: Iterable[int], stay: Stay = Stay.SOON) -> list[World]:
 
 
 def test_by_its_seed_a_job_has_workers_that_end_or_stay() -> None:
-    assert {World(seed).survivors.stay for seed in range(GATE)} == set(Stay)
+    assert {Stay.of(seed) for seed in range(GATE)} == set(Stay)
 
 
 @pytest.mark.parametrize(
