@@ -75,12 +75,20 @@ def torchrun(count: int, tuned: bool, folder: Path) -> Iterator[list[subprocess.
                 agents.append(
                     subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
                 )
-            time.sleep(0.5 if number == 0 else 0)
+            while (
+                number == 0 and agents[0].poll() is None and not _listens(port)
+            ):  # otherwise another agent can be the first at the port
+                time.sleep(0.05)
         yield agents
     finally:
         for agent in agents:
             kill_tree(agent.pid)
             agent.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def children(pid: int) -> list[int]:
