@@ -401,7 +401,7 @@ def whole_batches(workers: int) -> Way:
             for row in rows:
                 file.write(row.tobytes())
 
-    written_form = WrittenForm("rows", write)
+    written_form = WrittenForm("rows-in-one-file", write)
 
     def read(source: Source, length: int, batch: int) -> Batches:
         import torch
