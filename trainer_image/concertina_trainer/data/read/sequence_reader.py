@@ -120,6 +120,8 @@ class Reader:
         self._skipped = Skipped(skipped)
         self._expected: tuple[int, tuple[int, ...]] | None = None
         self._expected_plans = -1
+        self._last: tuple[bytes, _Numbers] = b"", np.empty((4, 0), dtype=np.int64)
+        """Numbers of sequences, and the columns of `_places` for them."""
         # The function is bound to the parts rather than to this object, because a reference cycle would keep files and
         # threads open.
         self._block = functools.lru_cache(maxsize=4)(
@@ -176,7 +178,17 @@ class Reader:
         return sets, shards, indexes
 
     def _table(self, consumed: _Numbers) -> _Numbers:
-        """Return the columns of `_places` for these sequences, as `[4, sequences]`."""
+        """Return the columns of `_places` for these sequences, as `[4, sequences]`.
+
+        A batch asks several times for the same sequences in a row, so the last result is kept.
+        """
+        key = consumed.tobytes()
+        last = self._last  # Another thread may replace it.
+        if key != last[0]:
+            last = self._last = key, self._columns(consumed)
+        return last[1]
+
+    def _columns(self, consumed: _Numbers) -> _Numbers:
         if not len(consumed):
             return np.empty((4, 0), dtype=np.int64)
         first, last = int(consumed.min()) // _BLOCK, int(consumed.max()) // _BLOCK
@@ -240,11 +252,10 @@ class Reader:
         if self.mode is DocumentMode.joined:
             for data, shard, which, indexes in self._by_shard(consumed):
                 opened = data.shard(shard)
-                for i, index in zip(which, indexes, strict=True):
-                    begin = index * length
-                    tokens[i] = opened.tokens[begin : begin + length + 1]
-                    for name, values in opened.fields.items():
-                        fields[name][i] = values[begin : begin + length + 1]
+                for values, out in [(opened.tokens, tokens), *((opened.fields[name], fields[name]) for name in fields)]:
+                    for i, index in zip(which, indexes, strict=True):
+                        begin = index * length
+                        out[i] = values[begin : begin + length + 1]
             return SequenceBatch(tokens, fields=fields)
         document_ids = np.zeros((rows, length + 1), dtype=np.int32)
         predicted = np.zeros((rows, length), dtype=bool)
