@@ -6,7 +6,7 @@
 All libraries read the same random tokens (two bytes each), shuffled, in sequences of 2048 and batches of 32, and return
 int64. The files were just written. The rows alternate. From disk, an epoch is measured from its second batch on:
 - gather: numpy alone takes the same sequences in the same order from one memory map. This is an upper bound.
-- concertina, local: each file is verified.
+- concertina: each file is verified.
 - trainingjob.data: the API with which a user's script reads the same files.
 - the other libraries of data_peers.WAYS. A first pass determines the fastest of the variants, and that variant is
   measured. A further variant reads runs of 8 consecutive sequences, which is less work and gives a different order.
@@ -20,7 +20,7 @@ start of Ray. With `--stored-mebibytes 2048` there are 32 shards, so shards are 
 The server shares the cores with the readers. So all these rows are repeated with a store that sends at most
 `--store-speeds` MiB/s, as over a network.
 
-None of the other libraries verifies the data. All rows of other libraries and of the store run in new processes. For
+None of the other libraries verifies the data. All rows except gather and trainingjob.data run in new processes. For
 those of the store, the benchmark reports processor time and minor page faults, which leave out worker processes. If a
 row could not run, the results contain the reason. They also contain the date, the load and the versions.
 
@@ -146,7 +146,6 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, list[f
         for run in range(options.runs):
             CONSOLE.print(f"run {run + 1} of {options.runs}")
             speeds["gather (limit)"].append(speed(gather(made)))
-            speeds["concertina, local"].append(speed(data_peers.read_concertina(str(made), LENGTH, BATCH, THREADS)))
             speeds["trainingjob.data, local"].append(speed(read_in_script(str(made))))
             for row, endpoint, name, way, source, seconds in rows:
                 if endpoint:

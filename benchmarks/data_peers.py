@@ -562,7 +562,11 @@ IN_RUNS = "runs of 8"
 They are shuffled together, which is cheaper.
 """
 Table = dict[str, dict[str, Way]]
+CONCERTINA, RAW = "concertina", "raw store"
+OURS = (CONCERTINA, RAW)
+"""Rows that need no other library."""
 WAYS: Table = {
+    CONCERTINA: {"4 threads": concertina(4)},
     "grain": {
         "ArrayRecord, 4 threads": array_record(threads=4),
         "memory map, no threads": memory_map(),
@@ -581,9 +585,6 @@ WAYS: Table = {
     },
 }
 """Variants that read from disk, by library."""
-CONCERTINA, RAW = "concertina", "raw store"
-OURS = (CONCERTINA, RAW)
-"""Rows of S3_WAYS that need no other library."""
 S3_WAYS: Table = {
     CONCERTINA: {"4 threads": concertina(4)},
     RAW: {f"{count} at once": raw_store(count) for count in (4, 8, 16)},
