@@ -109,7 +109,7 @@ def test_the_loss_is_that_of_what_was_set_aside_and_training_goes_on_as_without(
 
 @pytest.fixture(scope="module")
 def wide(evaluated):
-    """With as many heads and layers as the layouts need."""
+    """Return a configuration with as many heads and layers as the layouts need."""
     return {**evaluated, "model": {**evaluated["model"], "layers": 4, "heads": 4, "kvHeads": 2}}
 
 

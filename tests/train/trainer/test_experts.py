@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from builders.train import node, routed, states
+from builders.train.chains import chains
 from builders.train.gradients import check, whole_gradient
 from concertina_state.format.read_plan import Box
 from concertina_trainer.config.trainer import TrainerConfig
@@ -116,24 +117,14 @@ def test_every_layout_has_the_gradients_of_one_process(parent, references, tmp_p
 
 ALONE = ("ep 2", "one", "ep 4", "ep 4", "ep 2 x copies")
 GOES_ON = "tests/train/trainer/test_experts.py::test_killed_it_goes_on_in_another_layout"
-AGAIN = f"{GOES_ON}[{' > '.join(ALONE)}]"
 MORE = (
     ("ep 2 x context", "ep 2 x interleaved", "fsdp", "ep 2 x pipeline x tensor"),
     ("ep 4 x tensor", "ep 2 x pipeline", "context", "ep 4 x context x tensor"),
 )
-CHAINS = [
-    pytest.param(ALONE, True, id=" > ".join(ALONE)),
-    *(
-        pytest.param(chain, stays, id=" > ".join(chain) + mode, marks=pytest.mark.long(law=AGAIN))
-        for stays, mode in ((True, ""), (False, ", forked"))
-        for chain in (ALONE, *MORE)
-        if not (stays and chain is ALONE)
-    ),
-]
 STEPS = 12
 
 
-@pytest.mark.parametrize(("chain", "stays"), CHAINS)
+@pytest.mark.parametrize(("chain", "stays"), chains(GOES_ON, ALONE, *MORE))
 def test_killed_it_goes_on_in_another_layout(folder, parent, trainer, chain, stays):
     """With the losses, and the biases, of one worker that nothing happens to.
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from builders.train import node
+from builders.train.chains import chains
 
 HERE = "tests/train/trainer/test_layouts.py"
 REASSOCIATION = 2e-4
@@ -56,20 +57,8 @@ def reference(folder_of_module, parent, wide):
     return node.Job(folder_of_module, parent, wide).run(world=1).losses
 
 
-IN_PROCESS = f"{HERE}::test_each_layout_goes_on_from_the_one_before[{' > '.join(CHAIN)}]"
-
-
 @pytest.mark.parametrize(
-    ("chain", "stays"),
-    [
-        pytest.param(CHAIN, True, id=" > ".join(CHAIN)),
-        *(
-            pytest.param(chain, stays, id=" > ".join(chain) + mode, marks=pytest.mark.long(law=IN_PROCESS))
-            for stays, mode in ((True, ""), (False, ", forked"))
-            for chain in (CHAIN, *MORE)
-            if not (stays and chain is CHAIN)
-        ),
-    ],
+    ("chain", "stays"), chains(f"{HERE}::test_each_layout_goes_on_from_the_one_before", CHAIN, *MORE)
 )
 def test_each_layout_goes_on_from_the_one_before(folder, parent, wide, reference, chain, stays):
     """One rank is killed; the others stay in their process, in the reverse order of ranks.

@@ -496,7 +496,7 @@ def test_a_state_on_the_host_leaves_the_device(layout):
 
 
 def test_one_device_with_its_state_on_the_host():
-    """Of a model of more layers than are run."""
+    """Plan a model of more layers than are run."""
     deep = config(layers=6, memory={"reshardAfterForward": "Always", "offload": "State"})
     found = planning.memory(deep, ParallelismConfig(), 1, 0)
     assert sum(found.host.values()) == 16 * deep.model.weights
