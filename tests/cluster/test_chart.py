@@ -105,8 +105,8 @@ class Release:
 def holder(cluster: LocalCluster, namespace: str, lease: str) -> str:
     """Return who holds a Lease. Tests that wait for a holder ask often, and kubectl would take half a core for that."""
     with suppress(ControlPlaneError):
-        found = cluster.api.call("GET", f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease}")
-        return str(found["spec"].get("holderIdentity") or "")
+        stored = cluster.api.call("GET", f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease}")
+        return str(stored["spec"].get("holderIdentity") or "")
     return ""
 
 
@@ -156,8 +156,9 @@ def test_a_job_of_a_served_namespace_gets_pods_and_another_none(release: Release
     owners = [item["metadata"].get("ownerReferences", [{}])[0] for item in listed]
     assert {owner["name"] for owner in owners if owner} == {"simple"}
     assert ready(release, release.name, "simple") == {}
-    events = f"/api/v1/namespaces/{release.jobs}/events?fieldSelector=involvedObject.kind%3DTrainingJob"
-    until(lambda: cluster.api.call("GET", events)["items"], "an event of the job")
+    selector = "involvedObject.kind%3DTrainingJob,involvedObject.name%3Dsimple"
+    events = f"/api/v1/namespaces/{release.jobs}/events?fieldSelector={selector}"
+    until(lambda: cluster.api.call("GET", events)["items"], "the event of its end")
     logs = release.kubectl("logs", "-l", "app.kubernetes.io/name=concertina-operator", "--tail=-1")
     assert "forbidden" not in logs
     cluster.kubectl("-n", release.jobs, "delete", "tj", "simple", "--wait=false")

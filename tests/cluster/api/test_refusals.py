@@ -73,9 +73,9 @@ def refused_by_kubectl(cluster: LocalCluster, namespace: str, manifest: dict[str
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_are_accepted_by_both(cluster: LocalCluster, example: Path) -> None:
     (job,) = (item for item in yaml.safe_load_all(example.read_text()) if item["kind"] == "TrainingJob")
-    found = stored(cluster, job)
-    assert parse_spec(found) == parse_spec(job), "the API server fills in the defaults that the models have"
-    assert found["spec"]["template"] == job["spec"]["template"], "nothing is filled into the template"
+    defaulted = stored(cluster, job)
+    assert parse_spec(defaulted) == parse_spec(job), "the API server fills in the defaults that the models have"
+    assert defaulted["spec"]["template"] == job["spec"]["template"], "nothing is filled into the template"
 
 
 HEADS = ("spec.trainer.model.heads", 8)
@@ -621,9 +621,9 @@ def test_names_that_are_much_like_ours_are_the_users(cluster: LocalCluster) -> N
         (f"{CONTAINER}.env", [{"name": "CONCERTINA_PYTHON", "value": "/usr/bin/python3"}]),
         ("spec.checkpoint.uri", "file:///a/.b/..c/d."),
     )
-    found = stored(cluster, job)
-    assert found["spec"]["template"] == job["spec"]["template"]
-    assert parse_spec(found) == parse_spec(job)
+    defaulted = stored(cluster, job)
+    assert defaulted["spec"]["template"] == job["spec"]["template"]
+    assert parse_spec(defaulted) == parse_spec(job)
 
 
 def test_lists_of_the_template_that_are_null_are_absent(cluster: LocalCluster) -> None:
