@@ -237,12 +237,9 @@ def read_in_script(uri: str) -> Iterator[Any]:
 
 def gather(made: Path) -> Iterator[Any]:
     """Yield the same sequences in the same order, taken from one file by numpy indexing."""
-    file = made.parent / "rows"
-    if not file.exists():
-        with file.open("wb") as out:
-            for row in data_peers.Rows(made, LENGTH):
-                out.write(row.tobytes())
-    rows = np.memmap(file, "<u2", mode="r").reshape(-1, LENGTH + 1)
+    source = data_peers.Source(made)
+    data_peers.ONE_FILE.prepare(source, LENGTH)
+    rows = data_peers.mapped_rows(source, LENGTH)
     reader = Reader(DataConfig(uri=str(made)), LENGTH, seed=1)
     _, shards, inside = reader.places(np.arange(reader.epoch_size // BATCH * BATCH))
     places = shards * (reader.epoch_size // len(data_peers.Rows(made, LENGTH).files)) + inside

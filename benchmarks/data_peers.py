@@ -380,11 +380,26 @@ def stateful(workers: int, run: int = 1) -> Way:
     return Way(read, _importing("torch", "torchdata.stateful_dataloader"))
 
 
+def _write_in_one_file(rows: Rows, out: Path) -> None:
+    with (out / "rows").open("wb") as file:
+        for row in rows:
+            file.write(row.tobytes())
+
+
+ONE_FILE = WrittenForm("rows-in-one-file", _write_in_one_file)
+
+
+def mapped_rows(source: Source, length: int) -> NDArray[np.uint16]:
+    """Return all sequences in storage order, `[sequences, length + 1]`, from one memory map. See `ONE_FILE.prepare`."""
+    file = Path(source.place(ONE_FILE.name), "rows")
+    return np.memmap(file, "<u2", mode="r").reshape(-1, length + 1)
+
+
 class WholeBatches:
     """Data set of one file with all sequences, from which numpy takes a whole batch by one call."""
 
-    def __init__(self, file: Path, length: int) -> None:
-        self._rows = np.memmap(file, "<u2", mode="r").reshape(-1, length + 1)
+    def __init__(self, rows: NDArray[np.uint16]) -> None:
+        self._rows = rows
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -396,21 +411,14 @@ class WholeBatches:
 def whole_batches(workers: int) -> Way:
     """Return a variant of StatefulDataLoader whose data set returns whole batches."""
 
-    def write(rows: Rows, out: Path) -> None:
-        with (out / "rows").open("wb") as file:
-            for row in rows:
-                file.write(row.tobytes())
-
-    written_form = WrittenForm("rows-in-one-file", write)
-
     def read(source: Source, length: int, batch: int) -> Batches:
         import torch
         from torchdata.stateful_dataloader import StatefulDataLoader
 
-        rows: Any = WholeBatches(Path(source.place(written_form.name), "rows"), length)
+        rows: Any = WholeBatches(mapped_rows(source, length))
         return StatefulDataLoader(rows, batch, shuffle=True, num_workers=workers, collate_fn=torch.from_numpy)
 
-    return Way(read, _importing("torch", "torchdata.stateful_dataloader"), written_form)
+    return Way(read, _importing("torch", "torchdata.stateful_dataloader"), ONE_FILE)
 
 
 def s3_connector(workers: int) -> Way:

@@ -17,8 +17,8 @@ CHUNK_BYTES = 256 * 2**10
 """Size in bytes of the parts in which responses are forwarded."""
 
 
-class Pace:
-    """Clock of a link that all connections share."""
+class Link:
+    """Network link that all connections share."""
 
     def __init__(self, bytes_per_second: float) -> None:
         self._bytes_per_second = bytes_per_second
@@ -34,9 +34,9 @@ class Pace:
 def paced(endpoint: str, mebibytes_per_second: float) -> Iterator[str]:
     """Serve `endpoint` at another URL, and yield that URL. The server runs in a thread of this process."""
     upstream, loop = urlsplit(endpoint), asyncio.new_event_loop()
-    pace = Pace(mebibytes_per_second * 2**20)
+    link = Link(mebibytes_per_second * 2**20)
 
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: Pace | None) -> None:
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: Link | None) -> None:
         try:
             while data := await reader.read(CHUNK_BYTES):
                 if limit:
@@ -50,7 +50,7 @@ def paced(endpoint: str, mebibytes_per_second: float) -> Iterator[str]:
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         store_reader, store_writer = await asyncio.open_connection(upstream.hostname, upstream.port, limit=CHUNK_BYTES)
-        await asyncio.gather(forward(reader, store_writer, None), forward(store_reader, writer, pace))
+        await asyncio.gather(forward(reader, store_writer, None), forward(store_reader, writer, link))
 
     server = loop.run_until_complete(asyncio.start_server(connected, "127.0.0.1", 0))
     port = server.sockets[0].getsockname()[1]

@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from until import until
+
 SCRIPT = Path(__file__).parent / "scripts" / "elastic_ddp.py"
 SCENARIOS = ("worker", "member", "coordinator")
 TUNED = ["--rdzv-conf", "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"]
@@ -75,10 +77,8 @@ def torchrun(count: int, tuned: bool, folder: Path) -> Iterator[list[subprocess.
                 agents.append(
                     subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
                 )
-            while (
-                number == 0 and agents[0].poll() is None and not _listens(port)
-            ):  # otherwise another agent can be the first at the port
-                time.sleep(0.05)
+            if number == 0:  # otherwise another agent can be the first at the port
+                until("the store of the first agent", 60, lambda: _listens(port))
         yield agents
     finally:
         for agent in agents:
