@@ -1,4 +1,4 @@
-"""Whether torch's `shrink_group` is faster than new groups after the loss of a rank."""
+"""Compare torch's `shrink_group` with new groups after the loss of a rank."""
 
 import os
 import subprocess

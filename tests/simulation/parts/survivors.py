@@ -32,7 +32,7 @@ WORDS_AFTER = 3.0
 
 
 class Stay(enum.Enum):
-    """What the workers of a job do when their round ends. The value is the delay of a slow survivor in seconds."""
+    """Behavior of a job's workers when their round ends. The value is the delay of a slow survivor in seconds."""
 
     ENDS = (0.0, 0.0)
     """Their processes end."""

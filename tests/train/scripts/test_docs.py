@@ -54,7 +54,7 @@ def run_in_forks(parent: Parent, folder: Path, script: Path) -> str:
     ],
 )
 def test_a_script_runs_and_goes_on_where_it_ended(text, parents, tmp_path):
-    """It begins in forks of a process that has imported torch, and goes on under torchrun."""
+    """Begin in forks of a process that has imported torch, and go on under torchrun."""
     path = tmp_path / "script.py"
     if TOKENS in text:
         list(build([ROOT / "docs" / name for name in NAMES], str(tmp_path / "tokens")))

@@ -129,7 +129,7 @@ BESIDE = {
 
 
 def test_a_distribution_asks_for_each_package_that_it_imports(owners: dict[str, str]) -> None:
-    """As a dependency or in an extra. Imports within functions count too."""
+    """Look for a dependency or an extra for each import, within functions too."""
     distributions = importlib.metadata.packages_distributions()
     own = {file.partition("/")[0] for file in owners}
     asked = {name: BESIDE.get(name, set()) for name in MEMBERS}
